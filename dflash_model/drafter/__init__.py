@@ -1,0 +1,1 @@
+"""DFlash drafters: the neutral spec, the readers of published forms, the backbone with explicit masks."""

@@ -1,0 +1,295 @@
+"""The DFlash backbone in plain torch: explicit masks, SDPA, attribute names equal to the checkpoint's tensor names.
+
+What a reader gets wrong: the context never changes. `fc` and `hidden_norm` make one row per target position, each layer
+turns those rows into K and V once per sequence, and only block rows pass through the layers.
+
+Shapes: N context rows, T taps, H hidden, B blocks (one per anchor), S block rows, R rows (B * S, or G * S within a
+block), Q/K query/kv heads, G = Q / K, D head width, W scratch rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dflash_model.drafter.masks import sees_everything, visible
+from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """K and V of one sequence's context, per layer, with scratch rows before them where blocks put theirs.
+
+    Block K/V lie directly before the context's, so attention reads one slice and the context is never copied.
+    """
+
+    keys: tuple[Tensor, ...]
+    """Per layer [K, W + N, D], rotated."""
+
+    values: tuple[Tensor, ...]
+    """Per layer [K, W + N, D]."""
+
+    scratch_rows: int
+    """W: at most this many block rows per forward."""
+
+    @property
+    def length(self) -> int:
+        """N: positions 0..N-1 are known."""
+        return self.keys[0].shape[1] - self.scratch_rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all layers' K and V."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Blocks that share one context."""
+
+    context: Context
+    """Their sequence's K and V."""
+
+    anchors: tuple[int, ...]
+    """Positions of the blocks' first rows; each sees context positions below its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Visit:
+    """One group's place in a forward."""
+
+    context: Context
+    blocks: slice
+    """Its blocks among the forward's."""
+
+    first_key: int
+    """Where its blocks' K/V begin in the context's buffers."""
+
+    num_keys: int
+    """Block rows and the context rows that any of its blocks may see."""
+
+    masks: dict[MaskPolicy, Tensor | None]
+    """Additive [B * G * S, num_keys], rows in the order (block, shared head, slot); None = everything is visible."""
+
+
+def rotation_table(rope: Rope, positions: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [N, rope.dims], for absolute `positions` [N]; computed in fp32, rotate-half layout."""
+    exponents = torch.arange(0, rope.dims, 2, device=positions.device, dtype=torch.float32) / rope.dims
+    angles = positions.float()[:, None] * (1.0 / rope.theta**exponents)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:  # noqa: N803
+    """Rotate the leading cos_RD.shape[-1] dimensions of each head; [R, heads, D]."""
+    dims = cos_RD.shape[-1]
+    turned, kept = x_RHD[..., :dims], x_RHD[..., dims:]
+    left, right = turned.chunk(2, dim=-1)
+    swapped = torch.cat([-right, left], dim=-1)
+    turned = turned * cos_RD[:, None] + swapped * sin_RD[:, None]
+    return torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
+
+
+class Attention(nn.Module):
+    """Attention of block rows over [their group's blocks | their sequence's context]."""
+
+    def __init__(self, spec: DrafterSpec, policy: MaskPolicy) -> None:
+        """Weights are unset until a state dict is loaded; the same holds for the modules below."""
+        super().__init__()
+        hidden, head, bias = spec.hidden_size, spec.head_dim, spec.attention_bias
+        self.head_dim = head
+        self.block_size = spec.block_size
+        self.policy = policy
+        self.q_proj = nn.Linear(hidden, spec.num_heads * head, bias=bias)
+        self.k_proj = nn.Linear(hidden, spec.num_kv_heads * head, bias=bias)
+        self.v_proj = nn.Linear(hidden, spec.num_kv_heads * head, bias=bias)
+        self.o_proj = nn.Linear(spec.num_heads * head, hidden, bias=bias)
+        self.q_norm = nn.RMSNorm(head, eps=spec.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(head, eps=spec.rms_norm_eps)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(len(rows), -1, self.head_dim)
+
+    def keys_values(self, rows: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """K (normed, rotated) and V of context or block rows, each [R, K, D]."""
+        keys = self.k_norm(self._heads(self.k_proj(rows)))
+        return rotate(keys, *rotation), self._heads(self.v_proj(rows))
+
+    def forward(self, rows: Tensor, rotation: tuple[Tensor, Tensor], layer: int, visits: Sequence[_Visit]) -> Tensor:
+        """[R, H] -> [R, H]: the linear maps over all rows at once, the scores per group."""
+        q_RQD = rotate(self.q_norm(self._heads(self.q_proj(rows))), *rotation)  # noqa: N806
+        k_RKD, v_RKD = self.keys_values(rows, rotation)  # noqa: N806
+        kv_heads, slots, head = k_RKD.shape[1], self.block_size, self.head_dim
+        # The query heads that share a kv head become query rows, so that K and V are never repeated.
+        q_BKRD = q_RQD.view(-1, slots, kv_heads, q_RQD.shape[1] // kv_heads, head).permute(0, 2, 3, 1, 4).flatten(2, 3)  # noqa: N806
+        k_BKSD = k_RKD.view(-1, slots, kv_heads, head).transpose(1, 2)  # noqa: N806
+        v_BKSD = v_RKD.view(-1, slots, kv_heads, head).transpose(1, 2)  # noqa: N806
+        mixed = [self._attend(q_BKRD[v.blocks], k_BKSD[v.blocks], v_BKSD[v.blocks], layer, v) for v in visits]
+        out_BKRD = torch.cat(mixed)  # noqa: N806
+        out = out_BKRD.view(len(out_BKRD), kv_heads, -1, slots, head).permute(0, 3, 1, 2, 4).reshape(len(rows), -1)
+        projected: Tensor = self.o_proj(out)
+        return projected
+
+    def _attend(self, q_BKRD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, layer: int, visit: _Visit) -> Tensor:  # noqa: N803
+        """[B, K, G * S, D] of one group's blocks, with their K/V written beside the context's."""
+        blocks, kv_heads, _, head = q_BKRD.shape
+        keys, values = visit.context.keys[layer], visit.context.values[layer]
+        for buffer, own in ((keys, k_BKSD), (values, v_BKSD)):
+            scratch = buffer.narrow(1, visit.first_key, blocks * self.block_size)
+            scratch.view(kv_heads, blocks, self.block_size, head).copy_(own.transpose(0, 1))
+        out = F.scaled_dot_product_attention(
+            q_BKRD.transpose(0, 1).reshape(1, kv_heads, -1, head),
+            keys.narrow(1, visit.first_key, visit.num_keys)[None],
+            values.narrow(1, visit.first_key, visit.num_keys)[None],
+            attn_mask=visit.masks[self.policy],
+        )
+        return out.view(kv_heads, blocks, -1, head).transpose(0, 1)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, spec: DrafterSpec) -> None:
+        """Two maps in, one out, none with a bias."""
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[R, H] -> [R, H]."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return out
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, spec: DrafterSpec, policy: MaskPolicy) -> None:
+        """`policy`: what this layer's attention may see."""
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.self_attn = Attention(spec, policy)
+        self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.mlp = MLP(spec)
+
+    def forward(self, rows: Tensor, rotation: tuple[Tensor, Tensor], layer: int, visits: Sequence[_Visit]) -> Tensor:
+        """[R, H] -> [R, H]."""
+        rows = rows + self.self_attn(self.input_layernorm(rows), rotation, layer, visits)
+        out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return out
+
+
+class Drafter(nn.Module):
+    """A DFlash drafter without embedding and head: those are the target's."""
+
+    def __init__(self, spec: DrafterSpec, *, name: str = "drafter") -> None:
+        """`name`: how errors call this drafter, such as its path."""
+        super().__init__()
+        self.spec = spec
+        self.name = name
+        self.fc = nn.Linear(spec.num_taps * spec.hidden_size, spec.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(spec, policy) for policy in spec.layer_masks)
+        self.norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+
+    @property
+    def _stack(self) -> Iterable[Layer]:
+        return cast("Iterable[Layer]", self.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which everything is computed."""
+        return self.fc.weight.dtype
+
+    @torch.inference_mode()
+    def context_features(self, states: Tensor) -> Tensor:
+        """Target hidden states [N, T * H] of any float type, taps in spec order -> context rows [N, H]."""
+        out: Tensor = self.hidden_norm(self.fc(states.to(self.dtype)))
+        return out
+
+    @torch.inference_mode()
+    def context_kv(self, ctx: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Per layer K (normed, rotated) and V of context rows `ctx` [N, H] at absolute `positions` [N]; each [N, K, D]."""
+        rotation = rotation_table(self.spec.rope, positions, dtype=self.dtype)
+        return [layer.self_attn.keys_values(ctx, rotation) for layer in self._stack]
+
+    def context_bytes(self, length: int, *, scratch_blocks: int) -> int:
+        """Memory that `make_context` will hold for `length` positions."""
+        spec = self.spec
+        rows = scratch_blocks * spec.block_size + length
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * rows * self.dtype.itemsize
+
+    @torch.inference_mode()
+    def make_context(self, states: Tensor, *, scratch_blocks: int, chunk_rows: int = 1024) -> Context:
+        """K and V of positions 0..N-1, from `states` [N, T * H], `chunk_rows` rows at a time.
+
+        `scratch_blocks`: how many blocks of this sequence one forward may hold.
+        """
+        spec, scratch = self.spec, scratch_blocks * self.spec.block_size
+        shape = (spec.num_kv_heads, scratch + len(states), spec.head_dim)
+        empty = [torch.zeros(shape, dtype=self.dtype, device=self.fc.weight.device) for _ in range(2 * spec.num_layers)]
+        keys, values = empty[::2], empty[1::2]
+        for start in range(0, len(states), chunk_rows):
+            ctx = self.context_features(states[start : start + chunk_rows])
+            positions = torch.arange(start, start + len(ctx), device=ctx.device)
+            rows = slice(scratch + start, scratch + start + len(ctx))
+            for layer, (k, v) in enumerate(self.context_kv(ctx, positions)):
+                keys[layer][:, rows] = k.transpose(0, 1)
+                values[layer][:, rows] = v.transpose(0, 1)
+        return Context(keys=tuple(keys), values=tuple(values), scratch_rows=scratch)
+
+    @torch.inference_mode()
+    def forward(self, blocks_BSH: Tensor, groups: Sequence[Group]) -> Tensor:  # noqa: N803
+        """Embedded blocks [B, S, H], in the groups' order -> hidden states [B, drafted_tokens, H] ready for the head.
+
+        Output d of a block speaks of the token at its anchor + d + 1, for either shift. Raises ValueError where the
+        groups do not fit the blocks, their scratch or their context.
+        """
+        anchors = [anchor for group in groups for anchor in group.anchors]
+        if blocks_BSH.shape[:2] != (len(anchors), self.spec.block_size):
+            raise ValueError(f"blocks {list(blocks_BSH.shape)} for {len(anchors)} anchors of {self.spec.block_size} rows")
+        slots = torch.arange(self.spec.block_size, device=blocks_BSH.device)
+        positions = (torch.tensor(anchors, device=blocks_BSH.device)[:, None] + slots).flatten()
+        rotation = rotation_table(self.spec.rope, positions, dtype=self.dtype)
+        visits = self._visits(groups)
+        rows = blocks_BSH.to(self.dtype).flatten(0, 1)
+        for index, layer in enumerate(self._stack):
+            rows = layer(rows, rotation, index, visits)
+        out: Tensor = self.norm(rows).view(blocks_BSH.shape)
+        return out[:, 1 - self.spec.shift :]
+
+    def _visits(self, groups: Sequence[Group]) -> list[_Visit]:
+        visits, first = [], 0
+        for group in groups:
+            context, count = group.context, len(group.anchors)
+            rows, reach = count * self.spec.block_size, max(group.anchors)
+            if rows > context.scratch_rows or reach > context.length or min(group.anchors) < 0:
+                raise ValueError(
+                    f"anchors {group.anchors} for a context of {context.length} rows with {context.scratch_rows} scratch rows"
+                )
+            visits.append(
+                _Visit(
+                    context=context,
+                    blocks=slice(first, first + count),
+                    first_key=context.scratch_rows - rows,
+                    num_keys=rows + reach,
+                    masks={policy: self._mask(policy, group.anchors) for policy in set(self.spec.layer_masks)},
+                )
+            )
+            first += count
+        return visits
+
+    def _mask(self, policy: MaskPolicy, anchors: tuple[int, ...]) -> Tensor | None:
+        slots, shared = self.spec.block_size, self.spec.num_heads // self.spec.num_kv_heads
+        if sees_everything(policy, anchors, block_size=slots):
+            return None
+        positions = torch.tensor(anchors, device=self.fc.weight.device)
+        seen = visible(policy, positions, block_size=slots, context_length=max(anchors))
+        hidden = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return hidden.view(len(anchors), 1, slots, -1).expand(-1, shared, -1, -1).reshape(len(anchors) * shared * slots, -1)
