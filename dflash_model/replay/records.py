@@ -1,0 +1,155 @@
+"""Records: what a drafter said at each visited anchor. Every metric is a pure function of them.
+
+Shapes: A anchors, D drafted tokens per block, K kept candidates per slot. Column d always speaks of the token at
+position anchor + d + 1, whatever the drafter's shift, so walks and metrics need not know the convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from dflash_model.checkpoint.safetensors_writer import OutgoingTensor, write_safetensors
+from dflash_model.errors import StorageError
+
+RECORDS_VERSION = "1"
+UNKNOWN = -1
+"""In `true_ids` and `true_rank`: the target's token at that position is not known (past the end of the reference)."""
+
+NEAR_TIE_NATS = 1e-4
+"""Log-probability gap below which other arithmetic (threads, batch shapes) may draft the other candidate."""
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequence:
+    """One reference as the walks see it: positions 0..P-1 prompt, P..P+G-1 completion, then overshoot."""
+
+    sample_id: str
+    """The prompt's id."""
+
+    prompt_length: int
+    """P, in tokens."""
+
+    completion_length: int
+    """G, in tokens, the stop token included; position P holds the token from prefill."""
+
+    overshoot_length: int
+    """Greedy tokens known past the completion's end."""
+
+    stopped: bool
+    """True: the completion ends with a stop token. False: it reached the limit."""
+
+    @property
+    def end(self) -> int:
+        """Position one past the completion."""
+        return self.prompt_length + self.completion_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRecords:
+    """All records of one drafter on one sequence, anchors ascending."""
+
+    sequence: Sequence
+    """The reference these records were scored against."""
+
+    anchors: Int32
+    """[A] positions whose token was given to the block."""
+
+    true_ids: Int32
+    """[A, D] the target's token at anchor + d + 1, or UNKNOWN."""
+
+    true_rank: Int32
+    """[A, D] candidates scored above the true token (equal scores: lower id first); 0 = drafted; or UNKNOWN."""
+
+    true_logprob: Float32
+    """[A, D] natural log-probability of the true token under the drafter; NaN where unknown."""
+
+    top_ids: Int32
+    """[A, D, K] best candidates, best first, ties to the lower id; [..., 0] is the drafted token."""
+
+    top_logprobs: Float32
+    """[A, D, K] their natural log-probabilities."""
+
+    log_sum_exp: Float32
+    """[A, D] log-sum-exp of the slot's logits."""
+
+    def row_of(self, anchor: int) -> int | None:
+        """Index of `anchor` in the rows, or None."""
+        row = int(np.searchsorted(self.anchors, anchor))
+        return row if row < len(self.anchors) and int(self.anchors[row]) == anchor else None
+
+    @property
+    def near_ties(self) -> int | None:
+        """Slots whose two best candidates lie within NEAR_TIE_NATS of each other; None where K < 2."""
+        if self.top_logprobs.shape[-1] < 2:
+            return None
+        return int(np.count_nonzero(self.top_logprobs[..., 0] - self.top_logprobs[..., 1] < NEAR_TIE_NATS))
+
+    @classmethod
+    def joined(cls, sequence: Sequence, parts: Iterable[SampleRecords], *, slots: int, kept: int) -> SampleRecords:
+        """All rows of `parts` (of one sequence), anchors ascending; without parts no row, but D `slots` and K `kept`."""
+        empty = cls(
+            sequence=sequence,
+            anchors=np.zeros(0, np.int32),
+            true_ids=np.zeros((0, slots), np.int32),
+            true_rank=np.zeros((0, slots), np.int32),
+            true_logprob=np.zeros((0, slots), np.float32),
+            top_ids=np.zeros((0, slots, kept), np.int32),
+            top_logprobs=np.zeros((0, slots, kept), np.float32),
+            log_sum_exp=np.zeros((0, slots), np.float32),
+        )
+        ordered = [empty, *sorted(parts, key=lambda part: int(part.anchors[0]))]
+        return cls(sequence=sequence, **{name: np.concatenate([getattr(part, name) for part in ordered]) for name in _ARRAYS})
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file, the same bytes for the same records. Raises EvalError."""
+        sequence = self.sequence
+        metadata = {
+            "records_version": RECORDS_VERSION,
+            "sample_id": sequence.sample_id,
+            "prompt_length": str(sequence.prompt_length),
+            "completion_length": str(sequence.completion_length),
+            "overshoot_length": str(sequence.overshoot_length),
+            "stopped": str(int(sequence.stopped)),
+        }
+        outgoing = [_outgoing(name, getattr(self, name)) for name in _ARRAYS]
+        write_safetensors(path, outgoing, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> SampleRecords:
+        """Read what `save` wrote. Raises StorageError."""
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+        except (OSError, SafetensorError) as exc:
+            raise StorageError(f"{path} is not a records file: {exc}.", "Delete the replay artifact and run again.") from exc
+        if metadata.get("records_version") != RECORDS_VERSION:
+            raise StorageError(
+                f"{path} has records version {metadata.get('records_version')}, expected {RECORDS_VERSION}.",
+                "Run the replay again.",
+            )
+        sequence = Sequence(
+            sample_id=metadata["sample_id"],
+            prompt_length=int(metadata["prompt_length"]),
+            completion_length=int(metadata["completion_length"]),
+            overshoot_length=int(metadata["overshoot_length"]),
+            stopped=metadata["stopped"] == "1",
+        )
+        return cls(sequence=sequence, **arrays)
+
+
+def _outgoing(name: str, array: Int32 | Float32) -> OutgoingTensor:
+    dtype = {np.dtype(np.int32): "I32", np.dtype(np.float32): "F32"}[array.dtype]
+    return OutgoingTensor(name=name, dtype=dtype, shape=array.shape, blocks=lambda: [array.tobytes()])
+
+
+_ARRAYS = ("anchors", "true_ids", "true_rank", "true_logprob", "top_ids", "top_logprobs", "log_sum_exp")
