@@ -1,0 +1,53 @@
+"""Stands in for a host's Python: runs the real stage entry point, with the stage `replay` replaced by one that misbehaves.
+
+Called as `python fake_stage_interpreter.py -m dflash_model.stages NAME REQUEST ...`. What to do is in `parameters.do`.
+"""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import types
+from typing import Any
+
+from dflash_model.errors import InputError
+
+
+def run(context: Any) -> None:
+    """Do what `parameters.do` says."""
+    do = context.parameters["do"]
+    print("a library prints where answers go")
+    context.milestone(f"about to {do}")
+    if do == "input error":
+        raise InputError("The prompts are wrong.", "Mend them.")
+    if do == "defect":
+        raise ZeroDivisionError("oops")
+    if do == "hang":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        time.sleep(60)
+    if do == "forget":
+        return
+    with context.writing() as writer:
+        (writer.path / "out.txt").write_text("half")
+        if do == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        for role in context.request.inputs:
+            (writer.path / f"{role}.txt").write_bytes((context.input_path(role) / "out.txt").read_bytes())
+        (writer.path / "out.txt").write_text(do)
+        context.progress(1, 1, "things")
+
+
+def main() -> None:
+    """Install the fake stage, then run `-m MODULE ARGUMENTS` as the interpreter would."""
+    fake = types.ModuleType("dflash_model.stages.replay")
+    fake.run = run  # type: ignore[attr-defined]
+    sys.modules[fake.__name__] = fake
+    module, *arguments = sys.argv[2:]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
