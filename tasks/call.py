@@ -1,0 +1,121 @@
+"""Calling tasks so that the store decides first: Prefect's cache may answer only for an artifact that is really there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.futures import PrefectFuture
+from prefect.tasks import Task
+
+from dflash_model.artifacts import Manifest
+from dflash_model.errors import StorageError
+from tasks.events import Event, tell
+from tasks.remote.site import Work
+from tasks.settings import RunPlace
+from tasks.stages import TASK_OF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """An artifact that a finished stage stands for."""
+
+    key: str
+    """Artifact key."""
+
+    digest: str
+    """Content digest."""
+
+    manifest: Manifest
+    """As some holder has it now."""
+
+    @property
+    def ref(self) -> tuple[str, str]:
+        """(key, digest), the form in which `Work.inputs` names it."""
+        return self.key, self.digest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRow:
+    """One line of a run's account: what ran where, or did not have to."""
+
+    name: str
+    """For people."""
+
+    host: str
+    """Where it ran, or would have."""
+
+    state: str
+    """"ran" or "cached"."""
+
+    seconds: float
+    """From call to result; 0 when cached."""
+
+
+class Pending:
+    """A called stage; `result()` waits and gives what it made. It is noted in the account when it ends, not when asked for."""
+
+    def __init__(self, future: PrefectFuture[Any], *, label: str, host: str, book: Account, present: bool) -> None:
+        self._future, self._label, self._host, self._book, self._present = future, label, host, book, present
+        self._started = time.monotonic()
+        self._noted = threading.Event()
+        future.add_done_callback(self._note)
+
+    def _note(self, future: PrefectFuture[Any]) -> None:
+        try:
+            future.wait()
+            state = future.state
+            if state.is_completed():
+                cached = self._present or state.name == "Cached"
+                seconds = 0.0 if cached else round(time.monotonic() - self._started, 2)
+                self._book.add(StageRow(name=self._label, host=self._host, state="cached" if cached else "ran", seconds=seconds))
+            else:
+                tell(Event(what="failed", stage=self._label, host=self._host, message=state.message or ""))
+        finally:
+            self._noted.set()
+
+    def value(self) -> Any:
+        """The task's result. Raises what the task raised."""
+        answer = self._future.result()
+        self._noted.wait()
+        return answer
+
+    def result(self) -> Made:
+        """What the stage made, found on a reachable host. Raises EvalError."""
+        answer = self.value()
+        found = self._book.place.site().find(answer["key"])
+        if found is None:
+            raise StorageError(
+                f"{self._label}: {answer['key']} is on no reachable host any more.", "Run again; it will be made anew."
+            )
+        return Made(key=answer["key"], digest=found.manifest.digest, manifest=found.manifest)
+
+
+class Account:
+    """What a run has done so far."""
+
+    def __init__(self, place: RunPlace) -> None:
+        self.place = place
+        self.rows: list[StageRow] = []
+
+    def add(self, row: StageRow) -> None:
+        """Note one finished stage and tell listeners."""
+        self.rows.append(row)
+        tell(Event(what=row.state, stage=row.name, host=row.host, seconds=row.seconds))
+
+    def stage(self, work: Work, *, host: str, label: str) -> Pending:
+        """Call the task of `work` on `host`; does not wait."""
+        present = self.place.site().find(work.key, prefer=host) is not None
+        arguments = {"work": work.to_json(), "host": host, "label": label, "place": self.place.to_json()}
+        return self.call(TASK_OF[work.stage], arguments, key=work.key, present=present)
+
+    def call(self, task: Task[..., Any], arguments: dict[str, Any], *, key: str, present: bool) -> Pending:
+        """Call any cached task under `key`; `present` says whether its outcome is in place, else the cache is refreshed."""
+        label, host = arguments["label"], arguments["host"]
+        tell(Event(what="started", stage=label, host=host))
+        chosen: Callable[..., Any] = task.with_options(refresh_cache=not present).submit
+        future = chosen(key=key, **arguments)
+        return Pending(future, label=label, host=host, book=self, present=present)

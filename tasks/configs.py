@@ -1,0 +1,44 @@
+"""What an extraction is told besides the file: the config of a bare state dict, from wherever the user said it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dflash_model.errors import InputError
+from tasks.remote.drafters import DIRECTORY, RemoteDrafter, read_config
+from tasks.remote.inventory import RELAY
+from tasks.remote.site import Site
+
+OPTIONS = ("mask_token_id", "target_layer_ids", "block_size", "rope_theta", "rms_norm_eps")
+
+
+def extract_parameters(
+    remote: RemoteDrafter, bare: dict[str, Any], site: Site, reference_facts: dict[str, Any] | None, *, role: str
+) -> dict[str, Any] | None:
+    """Parameters of extract-weights for one drafter; None where they wait for a reference that is not extracted yet.
+
+    `bare` has the fields of flows.parameters.BareConfig; it speaks of `.pt` files only. Raises InputError.
+    """
+    common: dict[str, Any] = {
+        "source_digest": remote.digest,
+        "form": remote.form,
+        "tokenizer_sha256": remote.tokenizer_sha256,
+    }
+    if remote.form == DIRECTORY:
+        return common
+    config_from: dict[str, Any] | None = None
+    if bare["config_from_reference"]:
+        if role == "reference":
+            raise InputError(
+                f"The reference {remote.name} is a bare .pt and cannot take its config from itself.",
+                "Give a reference directory, or --config.",
+            )
+        if reference_facts is None:
+            return None
+        config_from = reference_facts["spec"]
+    config = None
+    if bare["config_path"] is not None:
+        config = read_config(site.host(RELAY), PurePosixPath(Path(bare["config_path"]).expanduser().absolute()))
+    options = {name: bare[name] for name in OPTIONS if bare[name] is not None}
+    return common | {"state_key": bare["state_key"], "config": config, "config_from": config_from, "options": options}

@@ -1,0 +1,1 @@
+"""Reaching hosts and keeping account of what lies where. No Prefect, no torch."""

@@ -1,0 +1,130 @@
+"""One Prefect task a stage program. All take the same four parameters and do the same one call."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
+
+from tasks.events import Event, tell
+from tasks.remote.site import Work
+from tasks.settings import CACHED, RunPlace
+
+log = logging.getLogger(__name__)
+
+PROGRESS_AFTER_S = 3.0
+PROGRESS_EVERY_S = 2.0
+
+
+def run_work(work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Find or make the artifact of `work` on `host`; the plain function behind every stage task."""
+    run = RunPlace(**place)
+    job = Work.from_json(work)
+    watcher = _Watcher(label, host)
+    found = run.site().ensure(job, host, log_path=run.log_path(_file_name(label)), deadline_s=run.deadline_s, on_event=watcher)
+    return {"key": found.manifest.key, "digest": found.manifest.digest, "kind": found.manifest.kind}
+
+
+class _Watcher:
+    """Passes a stage program's events on: to listeners, to Prefect's log, and to a progress artifact when it takes long."""
+
+    def __init__(self, label: str, host: str) -> None:
+        self._label, self._host = label, host
+        self._started = self._shown = time.monotonic()
+        self._artifact: Any = None
+        self._log = _run_logger()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "milestone":
+            message = str(event["message"])
+            self._log.info("[%s] %s: %s", self._host, self._label, message)
+            tell(Event(what="note", stage=self._label, host=self._host, message=message))
+        elif event.get("event") == "progress":
+            done, total = int(event["done"]), int(event["total"])
+            tell(Event(what="progress", stage=self._label, host=self._host, done=done, total=total, unit=str(event["unit"])))
+            self._show(100.0 * done / max(total, 1))
+
+    def _show(self, percent: float) -> None:
+        now = time.monotonic()
+        if now - self._started < PROGRESS_AFTER_S or (now - self._shown < PROGRESS_EVERY_S and percent < 100):
+            return
+        self._shown = now
+        if self._log is log:
+            return
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(progress=percent, description=f"{self._label} on {self._host}")
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+
+def _run_logger() -> Any:
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return log
+
+
+def _file_name(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+
+
+@task(name="identify target", task_run_name="{label} on {host}", **CACHED)
+def identify_target(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Fingerprint the target's files where they lie."""
+    return run_work(work, host, label, place)
+
+
+@task(name="extract weights", task_run_name="{label} on {host}", **CACHED)
+def extract_weights(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Take the drafter out of a training checkpoint: model.safetensors and its spec."""
+    return run_work(work, host, label, place)
+
+
+@task(name="target tables", task_run_name="{label} on {host}", **CACHED)
+def target_tables(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Embedding, head and final norm of the target as one small artifact."""
+    return run_work(work, host, label, place)
+
+
+@task(name="references", task_run_name="{label} on {host}", **CACHED)
+def references(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Greedy completions of the target as token ids."""
+    return run_work(work, host, label, place)
+
+
+@task(name="hidden states", task_run_name="{label} on {host}", **CACHED)
+def hidden_states(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """One prefill a sample; the wanted layers, behind the fidelity gate."""
+    return run_work(work, host, label, place)
+
+
+@task(name="replay", task_run_name="{label} on {host}", **CACHED)
+def replay(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Replay one drafter on one shard of the samples."""
+    return run_work(work, host, label, place)
+
+
+@task(name="compare", task_run_name="{label} on {host}", **CACHED)
+def compare(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Metrics, paired differences and verdicts from the records."""
+    return run_work(work, host, label, place)
+
+
+TASK_OF: dict[str, Any] = {
+    "identify-target": identify_target,
+    "extract-weights": extract_weights,
+    "target-tables": target_tables,
+    "references": references,
+    "hidden-states": hidden_states,
+    "replay": replay,
+    "compare": compare,
+}
+"""Stage name -> its task."""
+
+StageTask = Callable[..., Any]
