@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all the set-up on a machine with git, make and Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_HOME := $(CURDIR)/.demo
+
+.PHONY: demo ui test lint types lock clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/ready
+	@$(BIN)/dflash-eval demo --directory $(DEMO_HOME)
+
+ui: $(VENV)/ready
+	@$(BIN)/dflash-eval ui --home $(DEMO_HOME)/home
+
+test: lint types
+	$(BIN)/pytest -q
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready-dev
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready: $(VENV)/bin/python requirements.lock pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+# Resolve the locks anew from pyproject.toml, in an environment of their own. torch stays at the version given here.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet torch==2.13.0 setuptools
+	build/lock/bin/python -m pip install --quiet --no-build-isolation -e .
+	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' > requirements.lock
+	build/lock/bin/python -m pip install --quiet --no-build-isolation -e '.[dev]'
+	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' | grep -vxFf requirements.lock > requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) build .demo .pytest_cache .mypy_cache .ruff_cache

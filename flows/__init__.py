@@ -1,0 +1,1 @@
+"""What happens, in order, and the command line."""

@@ -1,0 +1,194 @@
+"""The command line. Exit codes: 0 done, 2 the input must change, 3 a stage or host failed, 5 not evaluable, 130 interrupted.
+
+Nothing heavy is imported here before it is needed: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dflash_model import __version__
+from dflash_model.errors import Cancelled, EvalError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options) or 0)
+    except EvalError as exc:
+        _say_error(exc)
+        return exc.exit_code
+    except KeyboardInterrupt:
+        _say_error(Cancelled("Interrupted.", "Run the same command again; finished work is kept."))
+        return Cancelled.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dflash-eval", description="Evaluate DFlash drafter checkpoints: tau, against a reference, and why."
+    )
+    parser.add_argument("--version", action="version", version=f"dflash-eval {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_rerun(commands)
+    demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
+    demo.add_argument(
+        "--directory", type=Path, default=Path(".demo"), help="where the demo's hosts and results lie (default: .demo)"
+    )
+    demo.set_defaults(run=_demo)
+    serve = commands.add_parser("serve", help="serve the evaluation as a Prefect deployment with a nightly schedule")
+    serve.add_argument("parameters", type=Path, help="JSON or YAML file with the parameters of an evaluation")
+    serve.add_argument("--cron", default="0 3 * * *", help="when (default: %(default)s)")
+    serve.add_argument("--timezone", default="UTC", help="of --cron (default: %(default)s)")
+    serve.add_argument("--name", default="nightly", help="name of the deployment (default: %(default)s)")
+    _add_home(serve)
+    serve.set_defaults(run=_serve)
+    ui = commands.add_parser("ui", help="start Prefect's UI on the same data, in the foreground")
+    ui.add_argument("--port", type=int, default=4200, help="default: %(default)s")
+    _add_home(ui)
+    ui.set_defaults(run=_ui)
+    return parser
+
+
+def _add_home(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--home", type=Path, help="where runs and stores lie (default: $DFLASH_EVAL_HOME or ~/.dflash-eval)")
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="evaluate candidates against a reference drafter",
+        description="Evaluate candidates against a reference drafter. PATH is a .pt training file or a directory with config.json "
+        "and safetensors; HOST:PATH lies on a host of --hosts. A glob takes the newest complete match.",
+    )
+    run.add_argument(
+        "--candidate", action="append", required=True, metavar="PATH", help="drafter to judge; may be given several times"
+    )
+    run.add_argument("--reference", metavar="PATH", help="drafter to compare with")
+    run.add_argument("--target", required=True, metavar="DIR", help="target model: a directory, HOST:DIR, or hf:ID@REVISION")
+    run.add_argument(
+        "--prompts", type=Path, required=True, metavar="FILE", help="JSONL: id, category, and messages | prompt | prompt_ids"
+    )
+    run.add_argument("--hosts", type=Path, metavar="FILE", help="inventory; none: this machine plays every part")
+    run.add_argument(
+        "--plan", action="store_true", help="say what would run, where, what is there and how many bytes would move; do nothing"
+    )
+    made = run.add_argument_group("references")
+    made.add_argument("--max-new-tokens", type=int, default=256, help="limit of a completion (default: %(default)s)")
+    made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the target (default: %(default)s)")
+    thinking = made.add_mutually_exclusive_group()
+    thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
+    thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
+    bare = run.add_argument_group("bare .pt", "what a training file without a config does not tell by its tensors and saved args")
+    bare.add_argument("--config", metavar="FILE", help="config.json in z-lab form")
+    bare.add_argument("--config-from", choices=("reference",), help="take it from the reference after comparing every shape")
+    bare.add_argument("--mask-token-id", type=int, metavar="ID")
+    bare.add_argument("--target-layer-ids", type=_int_list, metavar="I,J,..", help="i is the output of 0-based target layer i")
+    bare.add_argument("--block-size", type=int, metavar="N")
+    bare.add_argument("--rope-theta", type=float, metavar="X")
+    bare.add_argument("--rms-norm-eps", type=float, metavar="X")
+    bare.add_argument("--state-key", metavar="KEY", help="where in the file the drafter's state dict is, if under no usual key")
+    run.add_argument(
+        "--tail",
+        choices=("truncated", "zlab"),
+        default="truncated",
+        help="how a request's last step counts (default: %(default)s)",
+    )
+    run.add_argument(
+        "--equal-within",
+        type=float,
+        default=0.02,
+        metavar="D",
+        help="relative difference that counts as equal (default: %(default)s)",
+    )
+    run.add_argument("--shards", type=int, default=1, help="parts into which each replay is split (default: %(default)s)")
+    run.add_argument(
+        "--deadline", type=float, default=21600.0, metavar="S", help="longest time of one stage in seconds (default: %(default)s)"
+    )
+    _add_home(run)
+    run.set_defaults(run=_run)
+
+
+def _add_rerun(commands: Any) -> None:
+    rerun = commands.add_parser("rerun", help="run an earlier evaluation again; what is finished is not done again")
+    rerun.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
+    rerun.add_argument("--plan", action="store_true", help="only say what would run")
+    _add_home(rerun)
+    rerun.set_defaults(run=_rerun)
+
+
+def _int_list(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 1,9,17") from None
+
+
+def _run(options: argparse.Namespace) -> int:
+    from flows.running import parameters_from_options, run_or_plan
+
+    home = _home(options)
+    return run_or_plan(lambda: parameters_from_options(options, home), home, plan=options.plan)
+
+
+def _rerun(options: argparse.Namespace) -> int:
+    from flows.running import parameters_of_run, run_or_plan
+
+    home = _home(options)
+    return run_or_plan(lambda: parameters_of_run(home, options.run_name), home, plan=options.plan)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from flows.demo import run_demo
+
+    return run_demo(options.directory.resolve())
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from flows.serving import serve
+
+    return serve(options.parameters, home=_home(options), cron=options.cron, timezone=options.timezone, name=options.name)
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from flows.serving import ui
+
+    return ui(home=_home(options), port=options.port)
+
+
+def _home(options: argparse.Namespace) -> Path:
+    from tasks.remote.site import default_home
+
+    return options.home.expanduser().resolve() if options.home else default_home()
+
+
+def end_on_signals() -> None:
+    """Make Ctrl-C and SIGTERM end every stage program first, so that nobody waits for them and none stays behind."""
+    from tasks.remote.processes import end_everything
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        end_everything()
+        signal.signal(number, signal.default_int_handler)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+
+
+def _say_error(error: EvalError) -> None:
+    bold, off = ("\x1b[1;31m", "\x1b[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    print(f"{bold}{error.problem}{off}", file=sys.stderr)
+    if error.fix:
+        print(f"  fix: {error.fix}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

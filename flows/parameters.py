@@ -1,0 +1,88 @@
+"""What one evaluation is asked to do. Pydantic, so that the Prefect UI shows it as a form and refuses nonsense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors: a misspelt option must not be ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DrafterSource(Strict):
+    """Where a drafter lies: a `.pt` training file or a directory with config.json and safetensors."""
+
+    path: str = Field(description="Absolute path on the host, or a glob there: the newest complete match is taken.")
+    host: str | None = Field(default=None, description="Host of the inventory; none: the first one with the role train.")
+    name: str | None = Field(default=None, description="How tables call it; none: the file's name.")
+
+
+class TargetSource(Strict):
+    """Where the target model lies: a directory on a host, or a hub id with a pinned revision."""
+
+    path: str | None = Field(default=None, description="Directory with config.json, safetensors and tokenizer.")
+    hub_id: str | None = Field(default=None, description="Hub repository, fetched on the target host.")
+    revision: str | None = Field(default=None, description="Commit of `hub_id`; required with it.")
+    host: str | None = Field(default=None, description="Host of the inventory; none: the first one with the role target.")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> TargetSource:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("give either `path` or `hub_id`")
+        if self.hub_id is not None and not self.revision:
+            raise ValueError("`hub_id` needs a `revision` (a commit), else two nights could use two targets")
+        return self
+
+
+class BareConfig(Strict):
+    """What the config of a bare `.pt` would say. Only what its tensors and saved args do not tell is needed."""
+
+    config_path: str | None = Field(default=None, description="A config.json (z-lab form) on the relay.")
+    config_from_reference: bool = Field(default=False, description="Take it from the reference after comparing every shape.")
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = Field(default=None, description="z-lab ids: i is the output of 0-based layer i.")
+    block_size: int | None = None
+    rope_theta: float | None = None
+    rms_norm_eps: float | None = None
+    state_key: str | None = Field(
+        default=None, description="Where in the file the drafter's state dict is, if not under a usual key."
+    )
+
+
+class References(Strict):
+    """How the target's greedy references are made. Every field is part of their identity."""
+
+    max_new_tokens: int = Field(default=256, ge=2)
+    overshoot_tokens: int = Field(default=16, ge=0, description="Greedy tokens known past the end, for z-lab's tail rule.")
+    thinking: bool | None = Field(
+        default=None, description="Thinking mode of the chat template; none: the template's own default."
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class EvaluateParameters(Strict):
+    """One evaluation: candidates against a reference drafter, on the same prompts, target and hidden states."""
+
+    home: str | None = Field(default=None, description="The relay's home; none: $DFLASH_EVAL_HOME or ~/.dflash-eval.")
+    inventory: str | None = Field(default=None, description="Hosts file; none: this machine plays every part.")
+    candidates: list[DrafterSource] = Field(min_length=1)
+    reference: DrafterSource | None = None
+    target: TargetSource
+    prompts: str = Field(description="JSONL file on the relay.")
+    references: References = References()
+    bare: BareConfig = BareConfig()
+    tail: Literal["truncated", "zlab"] = Field(default="truncated", description="How the last step of a request is counted.")
+    equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")
+    shards: int = Field(default=1, ge=1, le=64, description="Parts into which each replay is split.")
+    deadline_s: float = Field(default=6 * 3600, gt=0, description="Longest time of one stage.")
+    run_id: str | None = Field(default=None, description="Name of the run's directory; none: made from the time.")
+
+    @property
+    def prompts_path(self) -> Path:
+        """`prompts` as a path."""
+        return Path(self.prompts).expanduser()

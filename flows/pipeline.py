@@ -1,0 +1,257 @@
+"""The order of an evaluation, written once for two readers: the flow that does it and the plan that only says it.
+
+A `Book` does or plans each stage. In a plan a stage's outcome may be unknown (None); whatever needs it is then planned
+without a key. In a flow nothing is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dflash_model.artifacts import Manifest
+from flows.parameters import DrafterSource, EvaluateParameters
+from tasks.checks import check_drafters
+from tasks.configs import extract_parameters
+from tasks.remote.drafters import RemoteDrafter, drop_incoming, incoming_path
+from tasks.remote.inventory import RELAY
+from tasks.settings import RunPlace
+
+STREAK_WIDTHS = (4, 8)
+TREE_BUDGETS = (16, 64)
+KEPT_CANDIDATES = 64
+
+
+class Outcome(Protocol):
+    """An artifact that is there."""
+
+    @property
+    def key(self) -> str:
+        """Artifact key."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Content digest."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest."""
+        ...
+
+
+class Waiting(Protocol):
+    """A stage that was called."""
+
+    def made(self) -> Outcome | None:
+        """Wait; what it made, or None where a plan cannot know."""
+        ...
+
+
+class Book(Protocol):
+    """Who does the stages, or only writes down that they would be done."""
+
+    place: RunPlace
+
+    def discover(self, source: DrafterSource, host: str) -> RemoteDrafter:
+        """Look for a drafter; only reads."""
+        ...
+
+    def prompts(self, path: Path) -> Outcome | None:
+        """Take a prompt file into the relay's store."""
+        ...
+
+    def relay(self, drafter: RemoteDrafter, host: str, *, needed_for: str | None) -> Waiting:
+        """Bring a drafter's files to `host`, unless the artifact `needed_for` exists already."""
+        ...
+
+    def stage(
+        self,
+        name: str,
+        *,
+        host: str,
+        label: str,
+        inputs: Mapping[str, Outcome | None],
+        parameters: dict[str, Any] | None,
+        local: dict[str, Any] | None = None,
+    ) -> Waiting:
+        """Find or make a stage's artifact. `parameters` None: not known yet (plans only)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafter:
+    """One drafter of the run, extracted."""
+
+    source: RemoteDrafter
+    """Where it came from."""
+
+    role: str
+    """"candidate" or "reference"."""
+
+    name: str
+    """Unique in this run."""
+
+    checkpoint: Outcome | None
+    """Its checkpoint artifact."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ground:
+    """What all drafters of a run are replayed on."""
+
+    prompts: Outcome | None
+    target: Outcome | None
+    tables: Outcome | None
+    references: Outcome | None
+    states: Outcome | None
+
+
+def evaluate_with(book: Book, parameters: EvaluateParameters) -> Outcome | None:
+    """All stages in order; the comparison artifact."""
+    target_host, target = _target(book, parameters)
+    drafters = _drafters(book, parameters)
+    check_drafters(
+        [(d.name, d.checkpoint.manifest.facts) for d in drafters if d.checkpoint], target.manifest.facts if target else None
+    )
+    ground = _ground(book, parameters, target_host, target, drafters)
+    replays = _replays(book, parameters, ground, drafters)
+    return _compare(book, parameters, ground, drafters, replays)
+
+
+def _target(book: Book, parameters: EvaluateParameters) -> tuple[str, Outcome | None]:
+    source = parameters.target
+    inventory = book.place.site().inventory
+    host = inventory.entry(source.host).name if source.host else inventory.with_role("target")[0].name
+    if source.path is not None:
+        listing = book.place.site().listing(host, source.path)
+        chosen: dict[str, Any] = {"path": source.path, "host": host, "listing": listing}
+    else:
+        chosen = {"hub_id": source.hub_id, "revision": source.revision}
+    return host, book.stage("identify-target", host=host, label="identify target", inputs={}, parameters=chosen).made()
+
+
+def _drafters(book: Book, parameters: EvaluateParameters) -> list[Drafter]:
+    """Discover, relay and extract: the reference first, since a candidate may take its config from it."""
+    inventory = book.place.site().inventory
+    train, evaluator = inventory.with_role("train")[0].name, inventory.with_role("eval")[0].name
+    sources = [(source, "candidate") for source in parameters.candidates]
+    if parameters.reference is not None:
+        sources.insert(0, (parameters.reference, "reference"))
+    found = [(book.discover(source, source.host or train), role) for source, role in sources]
+    names = _unique([remote.name for remote, _ in found])
+    reference_facts: dict[str, Any] | None = None
+    drafters: list[Drafter] = []
+    for (remote, role), name in zip(found, names, strict=True):
+        chosen = extract_parameters(remote, parameters.bare.model_dump(), book.place.site(), reference_facts, role=role)
+        checkpoint = _extract(book, remote, chosen, host=evaluator, name=name)
+        if role == "reference" and checkpoint is not None:
+            reference_facts = checkpoint.manifest.facts
+        drafters.append(Drafter(source=remote, role=role, name=name, checkpoint=checkpoint))
+    return drafters
+
+
+def _extract(book: Book, remote: RemoteDrafter, chosen: dict[str, Any] | None, *, host: str, name: str) -> Outcome | None:
+    site = book.place.site()
+    key = site.key_of("extract-weights", {}, chosen) if chosen is not None else None
+    book.relay(remote, host, needed_for=key).made()
+    local = {"path": str(incoming_path(remote, site.host(host)))}
+    label = f"extract {name}"
+    checkpoint = book.stage("extract-weights", host=host, label=label, inputs={}, parameters=chosen, local=local).made()
+    if checkpoint is not None:
+        drop_incoming(remote, site.host(host))
+    return checkpoint
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The same names, those that repeat numbered."""
+    return [name if names.count(name) == 1 else f"{name}#{names[: i + 1].count(name)}" for i, name in enumerate(names)]
+
+
+def _ground(book: Book, parameters: EvaluateParameters, host: str, target: Outcome | None, drafters: Sequence[Drafter]) -> Ground:
+    prompts = book.prompts(parameters.prompts_path)
+    local = {"target_path": target.manifest.made_by["path"]} if target else {}
+    made = parameters.references
+    tables = book.stage("target-tables", host=host, label="target tables", inputs={"target": target}, parameters={}, local=local)
+    references = book.stage(
+        "references",
+        host=host,
+        label="references",
+        inputs={"target": target, "prompts": prompts},
+        parameters=made.model_dump(),
+        local=local,
+    )
+    checkpoints = [drafter.checkpoint for drafter in drafters]
+    states = book.stage(
+        "hidden-states",
+        host=host,
+        label="hidden states",
+        inputs={"target": target, "references": references.made(), "tables": tables.made()},
+        parameters={"taps": _union_of_taps(checkpoints), "dtype": made.dtype} if all(checkpoints) else None,
+        local=local,
+    )
+    return Ground(prompts=prompts, target=target, tables=tables.made(), references=references.made(), states=states.made())
+
+
+def _union_of_taps(checkpoints: Sequence[Outcome | None]) -> list[int]:
+    return sorted({tap for checkpoint in checkpoints if checkpoint for tap in checkpoint.manifest.facts["spec"]["tap_indices"]})
+
+
+def _replays(
+    book: Book, parameters: EvaluateParameters, ground: Ground, drafters: Sequence[Drafter]
+) -> list[list[Outcome | None]]:
+    """Every drafter's shards, all called before the first is waited for."""
+    host = book.place.site().inventory.with_role("eval")[0].name
+    called: list[list[Waiting]] = []
+    for drafter in drafters:
+        inputs = {
+            "checkpoint": drafter.checkpoint,
+            "states": ground.states,
+            "references": ground.references,
+            "tables": ground.tables,
+        }
+        called.append(
+            [
+                book.stage(
+                    "replay",
+                    host=host,
+                    label=f"replay {drafter.name}" + (f" {shard + 1}/{parameters.shards}" if parameters.shards > 1 else ""),
+                    inputs=inputs,
+                    parameters={
+                        "shard": [shard, parameters.shards],
+                        "tail": parameters.tail,
+                        "streak_widths": list(STREAK_WIDTHS),
+                        "tree_budgets": list(TREE_BUDGETS),
+                        "kept_candidates": KEPT_CANDIDATES,
+                    },
+                )
+                for shard in range(parameters.shards)
+            ]
+        )
+    return [[waiting.made() for waiting in row] for row in called]
+
+
+def _compare(
+    book: Book,
+    parameters: EvaluateParameters,
+    ground: Ground,
+    drafters: Sequence[Drafter],
+    replays: Sequence[Sequence[Outcome | None]],
+) -> Outcome | None:
+    inputs: dict[str, Outcome | None] = {"prompts": ground.prompts, "target": ground.target, "references": ground.references}
+    rows = []
+    for number, (drafter, shards) in enumerate(zip(drafters, replays, strict=True)):
+        inputs |= {f"replay-{number}-{shard}": outcome for shard, outcome in enumerate(shards)}
+        facts = drafter.checkpoint.manifest.facts if drafter.checkpoint else {}
+        rows.append({"name": drafter.name, "role": drafter.role, "step": drafter.source.step, "facts": facts})
+    known = ground.states is not None and all(drafter.checkpoint for drafter in drafters)
+    chosen = {
+        "drafters": rows,
+        "fidelity": ground.states.manifest.facts["fidelity"] if ground.states else None,
+        "tail": parameters.tail,
+        "equal_within": parameters.equal_within,
+    }
+    return book.stage("compare", host=RELAY, label="compare", inputs=inputs, parameters=chosen if known else None).made()

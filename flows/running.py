@@ -1,0 +1,183 @@
+"""Running one evaluation from the command line: from options to parameters, the flow with a terminal, the closing table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash_model.errors import Cancelled, EvalError, InputError
+from flows.environment import prepare, quiet_console
+
+if TYPE_CHECKING:
+    from flows.parameters import EvaluateParameters
+    from flows.plan import PlanRow
+
+
+def run_or_plan(make_parameters: Callable[[], EvaluateParameters], home: Path, *, plan: bool) -> int:
+    """Run or plan the evaluation that `make_parameters` describes; returns the exit code. Raises EvalError."""
+    prepare(home)
+    from pydantic import ValidationError
+
+    try:
+        parameters = make_parameters()
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        problem = f"{where}: {first['msg']}." if where else f"{first['msg'].removeprefix('Value error, ')}."
+        raise InputError(problem, "Correct that option; `dflash-eval run --help` lists them.") from exc
+    if plan:
+        _print_plan(parameters)
+    else:
+        run(parameters)
+    return 0
+
+
+def run(parameters: EvaluateParameters) -> dict[str, Any]:
+    """Run the flow in this process, show it on the terminal, print the verdict. Raises EvalError."""
+    from flows.cli import end_on_signals
+    from flows.evaluate import evaluate, place_of
+    from flows.terminal import Terminal
+    from tasks.events import listening
+    from tasks.remote.processes import allow_children
+
+    place = place_of(parameters)
+    parameters = parameters.model_copy(update={"run_id": place.run_id, "home": place.home})
+    quiet_console(place.directory / "logs" / "flow.log")
+    allow_children()
+    end_on_signals()
+    console = Console()
+    console.print(f"Evaluation [bold]{place.run_id}[/bold]")
+    try:
+        with Terminal(console) as terminal, listening(terminal):
+            outcome: dict[str, Any] = evaluate(parameters)
+    except EvalError as exc:
+        console.print(f"Log: {place.directory / 'logs'}", soft_wrap=True)
+        raise exc.with_traceback(None) from None
+    except KeyboardInterrupt:
+        raise Cancelled("Interrupted; every stage program has ended.", f"`dflash-eval rerun {place.run_id}` goes on.") from None
+    _print_outcome(console, outcome)
+    return outcome
+
+
+def _print_outcome(console: Console, outcome: dict[str, Any]) -> None:
+    from dflash_model.table import drafter_table
+    from tasks.publish import REPORT_FILE, RESULT_FILE
+
+    result, directory = outcome["result"], Path(outcome["directory"])
+    console.print()
+    console.print(drafter_table(result, width=console.width))
+    for drafter in result["drafters"]:
+        against = drafter.get("vs_reference")
+        if against:
+            console.print(f"[bold]{drafter['name']}[/bold]: {against['sentence']}", highlight=False, soft_wrap=True)
+    ran = sum(stage["state"] == "ran" for stage in outcome["stages"])
+    console.print(f"\nStages: {ran} ran, {len(outcome['stages']) - ran} Cached.", highlight=False)
+    console.print(f"Report: {directory / REPORT_FILE}", soft_wrap=True, highlight=False)
+    console.print(f"Result: {directory / RESULT_FILE}", soft_wrap=True, highlight=False)
+
+
+def _print_plan(parameters: EvaluateParameters) -> None:
+    from flows.evaluate import place_of
+    from flows.pipeline import evaluate_with
+    from flows.plan import PlanBook
+
+    book = PlanBook(place_of(parameters))
+    evaluate_with(book, parameters)
+    table = Table(box=None, header_style="bold")
+    for column, justify in (("stage", "left"), ("host", "left"), ("state", "left"), ("moves", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in book.rows:
+        table.add_row(row.name, row.host, row.state, _moves(row))
+    console = Console()
+    console.print(table)
+    known = sum(row.move_bytes or 0 for row in book.rows)
+    open_rows = sum(row.move_bytes is None for row in book.rows)
+    unknown = f" and what {open_rows} stages need of work that is not done yet" if open_rows else ""
+    console.print(f"Would move {known / 1e6:.1f} MB{unknown}. Nothing was done.", highlight=False)
+
+
+def _moves(row: PlanRow) -> str:
+    if row.move_bytes is None:
+        return "-"
+    return f"{row.move_bytes / 1e6:.1f} MB" if row.move_bytes else ""
+
+
+def parameters_of_run(home: Path, run_name: str) -> EvaluateParameters:
+    """The parameters of an earlier run. Raises InputError where there is no such run."""
+    from flows.evaluate import REQUEST_FILE
+    from flows.parameters import EvaluateParameters
+
+    path = home / "runs" / run_name / REQUEST_FILE
+    if not path.is_file():
+        runs = sorted(p.name for p in (home / "runs").glob("*") if (p / REQUEST_FILE).is_file())[-5:]
+        raise InputError(f"There is no run {run_name} below {home / 'runs'}.", f"Name one of: {', '.join(runs) or 'none yet'}.")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return EvaluateParameters.model_validate(data | {"run_id": None})
+
+
+def parameters_from_options(options: argparse.Namespace, home: Path) -> EvaluateParameters:
+    """The parameters that the options of `dflash-eval run` mean."""
+    from flows.parameters import BareConfig, EvaluateParameters, References
+
+    known = _host_names(options.hosts, home)
+    return EvaluateParameters(
+        home=str(home),
+        inventory=str(options.hosts.resolve()) if options.hosts else None,
+        candidates=[_drafter(text, known) for text in options.candidate],
+        reference=_drafter(options.reference, known) if options.reference else None,
+        target=_target(options.target, known),
+        prompts=str(options.prompts.expanduser().resolve()),
+        references=References(max_new_tokens=options.max_new_tokens, dtype=options.dtype, thinking=options.thinking),
+        bare=BareConfig(
+            config_path=str(Path(options.config).expanduser().resolve()) if options.config else None,
+            config_from_reference=options.config_from is not None,
+            mask_token_id=options.mask_token_id,
+            target_layer_ids=options.target_layer_ids,
+            block_size=options.block_size,
+            rope_theta=options.rope_theta,
+            rms_norm_eps=options.rms_norm_eps,
+            state_key=options.state_key,
+        ),
+        tail=options.tail,
+        equal_within=options.equal_within,
+        shards=options.shards,
+        deadline_s=options.deadline,
+    )
+
+
+def _host_names(hosts: Path | None, home: Path) -> tuple[str, ...]:
+    from tasks.remote.site import open_site
+
+    site = open_site(str(home), str(hosts.resolve()) if hosts else None)
+    return tuple(entry.name for entry in site.inventory.hosts)
+
+
+def _place(text: str, known: tuple[str, ...]) -> tuple[str | None, str]:
+    """HOST:PATH where HOST is in the inventory, else a path of this machine."""
+    host, colon, path = text.partition(":")
+    if colon and host in known:
+        return host, path
+    return None, str(Path(text).expanduser().absolute())
+
+
+def _drafter(text: str, known: tuple[str, ...]) -> Any:
+    from flows.parameters import DrafterSource
+
+    host, path = _place(text, known)
+    return DrafterSource(host=host, path=path)
+
+
+def _target(text: str, known: tuple[str, ...]) -> Any:
+    from flows.parameters import TargetSource
+
+    if text.startswith("hf:"):
+        hub_id, _, revision = text.removeprefix("hf:").partition("@")
+        return TargetSource(hub_id=hub_id, revision=revision or None)
+    host, path = _place(text, known)
+    return TargetSource(host=host, path=path)
