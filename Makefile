@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 
-.PHONY: demo ui test lint types lock clean
+.PHONY: demo ui test test-lab test-faults lint types lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -15,6 +15,14 @@ ui: $(VENV)/ready
 
 test: lint types
 	$(BIN)/pytest -q
+
+# Hosts in network namespaces with real sshds: needs root, iproute2, openssh-server. DFLASH_LAB_REQUIRED=1: a skip is a failure.
+test-lab: $(VENV)/ready-dev
+	$(BIN)/pytest -q -m lab
+
+# Whole runs broken on purpose (Ctrl-C, kill -9, full disk in every stage); about ten minutes.
+test-faults: $(VENV)/ready-dev
+	$(BIN)/pytest -q -m faults
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .

@@ -116,12 +116,22 @@ def _has_manifest(path: Path) -> bool:
     return (path / MANIFEST_NAME).is_file()
 
 
-def remove_dead_parts(root: Path, key: str) -> None:
-    """Remove `<key>.part-<pid>` directories whose process is gone."""
-    for part in root.glob(f"{key}.part-*"):
+def remove_dead_parts(root: Path, pattern: str) -> None:
+    """Remove files and directories `<pattern>.part-<pid>` below `root` (a glob) whose process is gone."""
+    for part in list(root.glob(f"{pattern}.part-*")):
         pid = part.name.rpartition("-")[2]
-        if not (pid.isdigit() and _alive(int(pid))):
+        if pid.isdigit() and _alive(int(pid)):
+            continue
+        if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def sweep(work_dir: Path) -> None:
+    """Remove what killed writers left in a work directory, where a run starts: nobody else would come by every name again."""
+    for place in ("artifacts", "ledger", "samples", "incoming"):
+        remove_dead_parts(work_dir / place, "**/*")
 
 
 def _alive(pid: int) -> bool:

@@ -10,14 +10,13 @@ import os
 from pathlib import Path
 
 DEFAULTS = {
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_UI_API_URL": "/api",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
-"""The server's own 20 s are too short for the first start on a slow machine; the rest keeps it quiet and reachable."""
+"""They keep Prefect to itself, and its UI reachable on whatever port or tunnel it is served."""
 
 OUR_LOGGERS = ("tasks", "flows", "dflash_model")
 
@@ -30,6 +29,15 @@ def prepare(home: Path) -> None:
     os.environ.setdefault("PREFECT_RESULTS_LOCAL_STORAGE_PATH", str(Path(os.environ["PREFECT_HOME"]) / "storage"))
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", ",".join(OUR_LOGGERS))
+
+
+def hand_over(timeout_s: float = 20.0) -> None:
+    """Let Prefect send the logs and events that it has queued; call while its server still lives."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=timeout_s, at_exit=False)
 
 
 def quiet_console(log_path: Path) -> None:

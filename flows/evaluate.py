@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from dflash_model.storage import write_json
 from flows.doing import FlowBook
 from flows.parameters import EvaluateParameters
 from flows.pipeline import evaluate_with
+from flows.server import OWN_SERVER
 from tasks.publish import publish
 from tasks.remote.inventory import RELAY
 from tasks.remote.site import default_home
@@ -71,7 +73,7 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
         "finished_at": _iso(time.time()),
         "stages": stages,
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
-        "ui_url": flow_run.ui_url,
+        "ui_url": None if OWN_SERVER in os.environ else flow_run.ui_url,
         "parameters": parameters.model_dump(mode="json"),
     }
     there = artifact_path(place.site().host(RELAY), comparison.key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_model.errors import Cancelled, EvalError, InputError
-from flows.environment import prepare, quiet_console
+from flows.environment import hand_over, prepare, quiet_console
+from flows.server import prefect_server
 
 if TYPE_CHECKING:
     from flows.parameters import EvaluateParameters
@@ -40,6 +42,14 @@ def run_or_plan(make_parameters: Callable[[], EvaluateParameters], home: Path, *
 
 def run(parameters: EvaluateParameters) -> dict[str, Any]:
     """Run the flow in this process, show it on the terminal, print the verdict. Raises EvalError."""
+    with prefect_server(Path(os.environ["PREFECT_HOME"]) / "server.log"):
+        try:
+            return _run(parameters)
+        finally:
+            hand_over()
+
+
+def _run(parameters: EvaluateParameters) -> dict[str, Any]:
     from flows.cli import end_on_signals
     from flows.evaluate import evaluate, place_of
     from flows.terminal import Terminal
@@ -99,7 +109,7 @@ def _print_plan(parameters: EvaluateParameters) -> None:
     known = sum(row.move_bytes or 0 for row in book.rows)
     open_rows = sum(row.move_bytes is None for row in book.rows)
     unknown = f" and what {open_rows} stages need of work that is not done yet" if open_rows else ""
-    console.print(f"Would move {known / 1e6:.1f} MB{unknown}. Nothing was done.", highlight=False)
+    console.print(f"Would move {known / 1e6:.1f} MB{unknown}. Nothing was done.", highlight=False, soft_wrap=True)
 
 
 def _moves(row: PlanRow) -> str:

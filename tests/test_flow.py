@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dflash_model.errors import NotEvaluable, StageKilled
+from dflash_model.errors import ConfigError, EvalError, InputError, NotEvaluable, StageKilled
 from dflash_model.storage import artifacts_dir, read_manifest
 from flows.parameters import DrafterSource, EvaluateParameters, References, TargetSource
 from tasks.events import Event, listening
@@ -212,3 +212,43 @@ def test_a_bare_checkpoint_takes_its_config_from_args_or_from_the_reference(home
     row, same = bare["result"]["drafters"][1], directory["result"]["drafters"][1]
     assert (row["name"], row["step"]) == ("step", 110)
     assert [r["steps"] for r in row["requests"]] == [r["steps"] for r in same["requests"]]
+
+
+def edited_drafter(home: Path, **changes: Any) -> DrafterSource:
+    """The reference drafter with some config keys changed (None: removed) and, with `tokenizer`, a tokenizer beside it."""
+    shutil.copytree(DEMO / "drafters" / "step-00220", home / "edited")
+    tokenizer = changes.pop("tokenizer", None)
+    if tokenizer is not None:
+        (home / "edited" / "tokenizer.json").write_text(tokenizer)
+    config = json.loads((home / "edited" / "config.json").read_text()) | changes
+    (home / "edited" / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return DrafterSource(path=str(home / "edited"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cls", "sentence"),
+    [
+        ({"block_size": None}, ConfigError, "block_size"),
+        ({"dflash_config": {"target_layer_ids": [1, 4, 6]}}, ConfigError, "mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 4, 6], "block_size": 9}}, ConfigError, "block_size"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 4]}}, ConfigError, "target_layer_ids"),
+        ({"num_target_layers": 36}, ConfigError, "number of layers is 8"),
+        ({"vocab_size": 1000}, ConfigError, "embedding rows is 512"),
+        ({"rope_theta": None}, ConfigError, "rope_theta"),
+        ({"tokenizer": "{}"}, InputError, "another tokenizer"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_the_target_runs(
+    home: Path, changes: dict[str, Any], cls: type[EvalError], sentence: str
+) -> None:
+    with pytest.raises(cls, match=sentence) as caught:
+        run(parameters(home, reference=edited_drafter(home, **changes)))
+    assert type(caught.value) is cls
+    assert caught.value.fix
+    assert find_dirs(home, "references") == []
+
+
+def test_a_prompt_longer_than_the_model_names_itself_and_both_lengths(home: Path) -> None:
+    (home / "prompts.jsonl").write_text(json.dumps({"id": "long one", "prompt": "a b c " * 3000}) + "\n")
+    with pytest.raises(InputError, match=r"Prompt long one has \d+ tokens; the target has room for 4072"):
+        run(parameters(home))

@@ -15,6 +15,7 @@ from dflash_model.storage import (
     find_artifact,
     read_json,
     read_manifest,
+    sweep,
     verify_artifact,
     write_file,
     write_json,
@@ -74,6 +75,21 @@ def test_a_killed_writer_leaves_a_part_that_is_no_artifact_and_the_next_writer_r
     assert find_artifact(tmp_path, "k") is None
     make(tmp_path, "k")
     assert [p.name for p in artifacts_dir(tmp_path).iterdir()] == ["k"]
+
+
+def test_a_sweep_removes_what_dead_writers_left_and_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path, "k")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"ledger/x.json.part-{dead.pid}", f"artifacts/k2.part-{dead.pid}/f", f"incoming/abc/c.pt.part-{dead.pid}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "ledger" / f"y.json.part-{os.getpid()}").write_bytes(b"mine")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / f"z.part-{dead.pid}").write_bytes(b"the user's")
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*.part-*")) == [f"y.json.part-{os.getpid()}", f"z.part-{dead.pid}"]
+    assert find_artifact(tmp_path, "k") is not None
 
 
 def test_a_part_of_a_living_writer_is_left_alone(tmp_path: Path) -> None:

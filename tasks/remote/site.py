@@ -19,6 +19,7 @@ from dflash_model.digests import stage_key
 from dflash_model.errors import InputError, StorageError
 from dflash_model.stages.protocol import Request
 from dflash_model.stages.registry import STAGES
+from dflash_model.storage import sweep
 from tasks.remote.host import Host, OnEvent, literal_pattern
 from tasks.remote.inventory import RELAY, HostEntry, Inventory, read_inventory, single_machine
 from tasks.remote.ledger import Ledger
@@ -159,6 +160,7 @@ class Site:
 
 
 def _open(entry: HostEntry) -> Host:
+    sweep(entry.work_dir)
     python = {"python": entry.python} if entry.python else {}
     return LocalHost(entry.name, entry.work_dir, threads=entry.threads, slots=entry.slots, **python)
 

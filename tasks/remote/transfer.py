@@ -116,6 +116,7 @@ def _require_room(destination: Host, size_bytes: int) -> None:
     free = destination.free_bytes()
     if free < size_bytes + SPARE_BYTES:
         raise StorageError(
-            f"[{destination.name}] {free / 2**20:.0f} MiB are free at {destination.work_dir}, {size_bytes / 2**20:.0f} MiB are needed.",
+            f"[{destination.name}] {free / 2**20:.0f} MiB are free at {destination.work_dir}, "
+            f"{(size_bytes + SPARE_BYTES) / 2**20:.0f} MiB are needed ({SPARE_BYTES >> 20} of them in reserve).",
             "Free space there, or name another host.",
         )
