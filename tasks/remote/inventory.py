@@ -2,6 +2,7 @@
 
     hosts:
       gpu-a: {via: local, work_dir: /data/gpu-a, roles: [target], threads: 8, slots: 1}
+      train: {via: ssh, hostname: train.example.org, user: me, work_dir: /scratch/me/dflash, roles: [train]}
 Order is preference. The host `relay`, the machine that runs the flow, is always there.
 """
 
@@ -18,7 +19,32 @@ from dflash_model.errors import InputError, from_os_error
 
 RELAY = "relay"
 ROLES = ("train", "target", "eval")
+LOCAL, SSH = "local", "ssh"
 _KEYS = {"via", "work_dir", "roles", "threads", "slots", "python"}
+_SSH_KEYS = {"hostname", "port", "user", "key", "known_hosts", "jump"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshAccess:
+    """How a host with `via: ssh` is reached; what is None comes from ~/.ssh/config. The arguments of `resolve_endpoint`."""
+
+    hostname: str | None = None
+    """What one would give to `ssh`: a name, an address or an alias; None: the entry's own name."""
+
+    port: int | None = None
+    """TCP port."""
+
+    user: str | None = None
+    """Login there."""
+
+    key: Path | None = None
+    """The only key to offer."""
+
+    known_hosts: tuple[Path, ...] = ()
+    """Files with host keys."""
+
+    jump: str | None = None
+    """Hosts to pass through, as ProxyJump: user@host:port, several with commas."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +55,10 @@ class HostEntry:
     """How flows and messages call it."""
 
     via: str
-    """How it is reached: "local" (a directory of this machine)."""
+    """How it is reached: LOCAL (a directory of this machine) or SSH."""
 
     work_dir: Path
-    """Where its artifacts lie; made when missing."""
+    """Where its artifacts lie; made when missing. With `via: ssh` a path of that host."""
 
     roles: tuple[str, ...]
     """Any of ROLES: train (checkpoints, only read), target (references, hidden states), eval (replay)."""
@@ -44,7 +70,10 @@ class HostEntry:
     """Stage programs at a time."""
 
     python: str | None
-    """Interpreter for stage programs; None: the one that runs the flow."""
+    """Interpreter for stage programs; None: the one that runs the flow, with `via: ssh` the host's python3."""
+
+    ssh: SshAccess | None = None
+    """Given for `via: ssh` alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +126,10 @@ def _entry(path: Path, name: str, fields: Any) -> HostEntry:
         raise InputError(f"{where}: the name {RELAY} stands for the machine that runs the flow.", "Choose another name.")
     if not isinstance(fields, dict):
         raise InputError(f"{where}: expected a mapping, got {fields!r}.", "Write `work_dir:` and `roles:` below it.")
-    unknown = sorted(set(fields) - _KEYS)
-    if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}.", f"Known keys: {', '.join(sorted(_KEYS))}.")
-    if fields.get("via", "local") != "local":
-        raise InputError(f"{where}: via {fields['via']!r} is not known.", "Use `via: local`.")
+    via = fields.get("via", LOCAL)
+    if via not in (LOCAL, SSH):
+        raise InputError(f"{where}: via {via!r} is not known.", "Use `via: local` or `via: ssh`.")
+    _refuse_unknown_keys(where, fields, _KEYS if via == LOCAL else _KEYS | _SSH_KEYS)
     roles = fields.get("roles", list(ROLES))
     if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
         raise InputError(f"{where}: roles {roles!r}.", f"Give a list out of: {', '.join(ROLES)}.")
@@ -109,13 +137,63 @@ def _entry(path: Path, name: str, fields: Any) -> HostEntry:
         raise InputError(f"{where}: `work_dir` is missing.", "Give the directory where its artifacts shall lie.")
     return HostEntry(
         name=name,
-        via="local",
-        work_dir=(path.parent / Path(fields["work_dir"]).expanduser()).resolve(),
+        via=via,
+        work_dir=_work_dir(path, where, fields["work_dir"], via),
         roles=tuple(roles),
-        threads=_count(where, fields, "threads", _cores()),
+        threads=_threads(where, fields, roles, via),
         slots=_count(where, fields, "slots", 1),
-        python=fields.get("python"),
+        python=_text(where, fields, "python"),
+        ssh=_ssh_access(path, where, fields) if via == SSH else None,
     )
+
+
+def _refuse_unknown_keys(where: str, fields: dict[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(fields) - known)
+    if unknown and unknown[0] in _SSH_KEYS:
+        raise InputError(f"{where}: `{unknown[0]}` is for hosts that SSH reaches.", "Add `via: ssh`, or remove it.")
+    if unknown:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}.", f"Known keys: {', '.join(sorted(known))}.")
+
+
+def _work_dir(path: Path, where: str, text: str, via: str) -> Path:
+    if via == LOCAL:
+        return (path.parent / Path(text).expanduser()).resolve()
+    if not text.startswith("/"):
+        raise InputError(f"{where}: `work_dir` {text!r} is not absolute.", "Give the whole path as that host has it, without ~.")
+    return Path(text)
+
+
+def _threads(where: str, fields: dict[str, Any], roles: list[str], via: str) -> int:
+    """Cores of this machine say nothing about another one, so a host that runs stages must tell."""
+    if via == SSH and "threads" not in fields and roles != ["train"]:
+        raise InputError(f"{where}: `threads` is missing.", "Give the number of CPU threads that one stage may use there.")
+    return _count(where, fields, "threads", _cores() if via == LOCAL else 1)
+
+
+def _ssh_access(path: Path, where: str, fields: dict[str, Any]) -> SshAccess:
+    port = _count(where, fields, "port", 22) if "port" in fields else None
+    if port is not None and port > 65535:
+        raise InputError(f"{where}: `port` is {port}.", "Give a number from 1 to 65535.")
+    known_hosts = fields.get("known_hosts", [])
+    files = [known_hosts] if isinstance(known_hosts, str) else known_hosts
+    if not isinstance(files, list) or not all(isinstance(file, str) and file for file in files):
+        raise InputError(f"{where}: `known_hosts` is {known_hosts!r}.", "Give a file, or a list of files.")
+    key = _text(where, fields, "key")
+    return SshAccess(
+        hostname=_text(where, fields, "hostname"),
+        port=port,
+        user=_text(where, fields, "user"),
+        key=None if key is None else path.parent / Path(key).expanduser(),
+        known_hosts=tuple(path.parent / Path(file).expanduser() for file in files),
+        jump=_text(where, fields, "jump"),
+    )
+
+
+def _text(where: str, fields: dict[str, Any], key: str) -> str | None:
+    value = fields.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InputError(f"{where}: `{key}` is {value!r}.", "Give a word in quotes, or leave it out.")
+    return value
 
 
 def _count(where: str, fields: dict[str, Any], key: str, default: int) -> int:

@@ -1,0 +1,175 @@
+"""Files of one host over SSH: found by SFTP and `stat`, moved through `cat`, hashed where they lie.
+
+A stream that ends is no proof of a whole file: a cut link looks the same. What was moved is counted, and the exit status
+must have come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import PurePosixPath
+
+from dflash_model.checkpoint.source import ByteSource
+from dflash_model.errors import EvalError, HostError
+from tasks.remote.connection import Connection
+from tasks.remote.host import FileFacts
+from tasks.remote.remote_script import RemoteScript, quote, remote_script
+from tasks.remote.sftp_sessions import SftpSessions
+from tasks.remote.ssh_errors import AGAIN, script_failed
+from tasks.remote.ssh_facts import SshFacts
+from tasks.remote.ssh_glob import Entry, candidates
+from tasks.remote.ssh_shell import SshShell
+from tasks.remote.ssh_source import open_source
+
+SHORT_S = 60.0
+LONG_S = 600.0
+"""For what may touch many files or wait for a disk: sync, rm -r."""
+
+SLOWEST_BYTES_PER_S = 10 << 20
+"""A disk that hashes slower than this is stuck."""
+
+NO_PROGRAM = 97
+_C = "export LC_ALL=C\n"
+_SHA256 = """if command -v sha256sum >/dev/null 2>&1; then exec sha256sum < {file}
+elif command -v shasum >/dev/null 2>&1; then exec shasum -a 256 < {file}
+elif command -v openssl >/dev/null 2>&1; then exec openssl dgst -sha256 < {file}
+else exit 97; fi
+"""
+_WRITE = """mkdir -p -- {directory} && cat > {file} || exit 1
+if sync --help 2>&1 | grep -q FILE; then sync {file} || exit 1; fi
+wc -c < {file}
+"""
+_RENAME = """mkdir -p -- {directory} || exit 1
+if [ -d {to} ] && [ ! -L {to} ]; then echo {to}': Is a directory' >&2; exit 1; fi
+if mv --help 2>&1 | grep -q no-target-directory; then exec mv -f -T -- {file} {to}; else exec mv -f -- {file} {to}; fi
+"""
+_DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+(?:\d+%|-)\s")
+
+
+class SshFiles:
+    """What the Host protocol asks of files, for one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sessions = SftpSessions(connection)
+        self.shell = SshShell(connection)
+        self._facts = SshFacts(self.shell, self._sessions)
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self._connection.name
+
+    def stat(self, path: PurePosixPath) -> FileFacts | None:
+        """Facts of a file or directory, None where there is nothing. Raises EvalError."""
+        seen = self._facts.see(path)
+        return None if seen is None else seen.facts
+
+    def glob(self, pattern: str, *, start: PurePosixPath) -> list[FileFacts]:
+        """Facts of everything that matches a shell pattern, sorted by path; relative patterns begin at `start`. Raises EvalError."""
+        with self._sessions.session() as sftp:
+
+            def listing(directory: PurePosixPath) -> list[Entry]:
+                return [Entry(name, told.is_dir, told.is_link) for name, told in sftp.listing(directory)]
+
+            paths = sorted(candidates(pattern, start=start, listing=listing))
+        return [seen.facts for seen in self._facts.see_all(paths) if seen is not None]
+
+    def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
+        """Random read access to one file, opened once. Raises CheckpointError, StorageError, HostError when entered."""
+        return open_source(self.name, path, sessions=self._sessions, looking=self._facts)
+
+    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
+        """The file's bytes in order, in blocks of up to a window. Raises EvalError."""
+        doing = f"reading {path}"
+        with remote_script(self._connection, f"{_C}exec cat -- {quote(path)}\n", doing=doing) as running:
+            while block := running.read():
+                yield block
+            self._require_success(running, doing)
+
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
+        """Create or replace a file; synced when this returns where that host can. Parents are made. Raises EvalError."""
+        whole = False
+        try:
+            self._write(path, blocks)
+            whole = True
+        finally:
+            if not whole:
+                self._remove_quietly(path)
+
+    def _write(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
+        doing = f"writing {path}"
+        script = _C + _WRITE.format(directory=quote(path.parent), file=quote(path))
+        sent = 0
+        with remote_script(self._connection, script, doing=doing) as running:
+            for block in blocks:
+                if not running.write(block):
+                    break
+                sent += len(block)
+            running.close_stdin()
+            running.allow(LONG_S)
+            answer = b"".join(iter(running.read, b""))
+            self._require_success(running, doing)
+        if not answer.strip().isdigit() or int(answer) != sent:
+            raise HostError(f"[{self.name}] {sent} bytes were sent while {doing}, {answer.decode().strip()} arrived.", AGAIN)
+
+    def _require_success(self, running: RemoteScript, doing: str) -> None:
+        code = running.finish()
+        if code != 0:
+            raise script_failed(self.name, doing, exit_code=code, stderr=running.stderr)
+
+    def _remove_quietly(self, path: PurePosixPath) -> None:
+        """Remove what a failed write left. Where the link is cut it stays: then nothing can be done from here."""
+        try:
+            self.remove(path)
+        except EvalError:
+            return
+
+    def sha256(self, path: PurePosixPath) -> str:
+        """sha256 of a file, computed on its host, or here from its bytes where that has no program for it. Raises EvalError."""
+        doing = f"hashing {path}"
+        seen = self._facts.see(path)
+        size = seen.facts.size_bytes if seen is not None else 0
+        script = _C + _SHA256.format(file=quote(path))
+        done = self.shell.run_for(doing, script, timeout_s=SHORT_S + size / SLOWEST_BYTES_PER_S)
+        if done.exit_code == NO_PROGRAM:
+            digest = hashlib.sha256()
+            for block in self.read_blocks(path):
+                digest.update(block)
+            return digest.hexdigest()
+        match = re.search(rb"\b[0-9a-f]{64}\b", done.stdout)
+        if done.exit_code != 0 or match is None:
+            raise script_failed(self.name, doing, exit_code=done.exit_code, stderr=done.stderr)
+        return match.group().decode()
+
+    def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
+        """Atomic rename; a file at `to` is replaced, a directory is an error. Parents of `to` are made. Raises EvalError."""
+        script = _C + _RENAME.format(directory=quote(to.parent), file=quote(path), to=quote(to))
+        self._run(f"renaming {path} to {to}", script, timeout_s=SHORT_S)
+
+    def remove(self, path: PurePosixPath) -> None:
+        """Remove a file or a whole directory; nothing there is fine. Raises EvalError."""
+        self._run(f"removing {path}", f"{_C}exec rm -rf -- {quote(path)}\n", timeout_s=LONG_S)
+
+    def free_bytes(self, directory: PurePosixPath) -> int:
+        """Free space at a directory, which is made. Raises EvalError."""
+        doing = f"asking for free space at {directory}"
+        script = f"{_C}mkdir -p -- {quote(directory)} && df -Pk -- {quote(directory)} | tail -n 1\n"
+        answer = self._run(doing, script, timeout_s=SHORT_S)
+        match = _DF.search(answer.decode("utf-8", "replace"))
+        if match is None:
+            raise HostError(f"[{self.name}] df gave no figure while {doing}: {answer!r}.", "Look at `df -Pk` on that host.")
+        return max(0, int(match.group(1))) * 1024
+
+    def close(self) -> None:
+        """End the idle SFTP session."""
+        self._sessions.close()
+
+    def _run(self, doing: str, script: str, *, timeout_s: float) -> bytes:
+        done = self.shell.run_for(doing, script, timeout_s=timeout_s)
+        if done.exit_code != 0:
+            raise script_failed(self.name, doing, exit_code=done.exit_code, stderr=done.stderr)
+        return done.stdout

@@ -1,0 +1,87 @@
+"""SshHost: a machine reached over SSH. Same interface as LocalHost; its stages are run by whoever it is given for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from dflash_model.artifacts import Manifest
+from dflash_model.checkpoint.source import ByteSource
+from dflash_model.stages.protocol import Request
+from tasks.remote.connection import Connection
+from tasks.remote.host import FileFacts, OnEvent, StageRun
+from tasks.remote.ssh_artifacts import find_artifact
+from tasks.remote.ssh_files import SshFiles
+
+
+class StageRunner(Protocol):
+    """Runs stage programs on one host."""
+
+    def run(self, request: Request, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> StageRun:
+        """As Host.run_stage."""
+        ...
+
+
+class SshHost:
+    """A work directory on a machine that SSH reaches. Every message begins with the host's name in brackets."""
+
+    def __init__(self, connection: Connection, work_dir: PurePosixPath, *, runner: StageRunner) -> None:
+        """Nothing is connected before the first question. `work_dir` must be absolute."""
+        if not work_dir.is_absolute():
+            raise ValueError(f"the work directory {work_dir} is not absolute")
+        self.name = connection.name
+        self.work_dir = work_dir
+        self._connection = connection
+        self._files = SshFiles(connection)
+        self._runner = runner
+
+    def stat(self, path: PurePosixPath) -> FileFacts | None:
+        """Facts of a file or directory, None where there is nothing."""
+        return self._files.stat(path)
+
+    def glob(self, pattern: str) -> list[FileFacts]:
+        """Facts of everything that matches a shell pattern; relative patterns start at the work directory."""
+        return self._files.glob(pattern, start=self.work_dir)
+
+    def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
+        """Random read access to one file, opened once (when entered)."""
+        return self._files.open_source(path)
+
+    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
+        """The file's bytes in order."""
+        return self._files.read_blocks(path)
+
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
+        """Create or replace a file; synced when this returns. Parent directories are made."""
+        self._files.write_blocks(path, blocks)
+
+    def sha256(self, path: PurePosixPath) -> str:
+        """sha256 of a file, computed on its host."""
+        return self._files.sha256(path)
+
+    def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
+        """Atomic rename; an existing file at `to` is replaced, an existing directory is an error."""
+        self._files.rename(path, to)
+
+    def remove(self, path: PurePosixPath) -> None:
+        """Remove a file or a whole directory; nothing there is fine."""
+        self._files.remove(path)
+
+    def free_bytes(self) -> int:
+        """Free space at the work directory."""
+        return self._files.free_bytes(self.work_dir)
+
+    def find_artifact(self, key: str) -> Manifest | None:
+        """The manifest of `key` when it and its parts are complete there, else None. Raises HostError where nobody answers."""
+        return find_artifact(self._files.shell, self.work_dir / "artifacts", key)
+
+    def run_stage(self, request: Request, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> StageRun:
+        """Run one stage program to its end; its log goes to `log_path` on the relay."""
+        return self._runner.run(request, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
+
+    def close(self) -> None:
+        """End the connection; a later question opens it anew."""
+        self._files.close()
+        self._connection.close()
