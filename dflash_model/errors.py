@@ -9,6 +9,8 @@ EvalError                 problem + fix
 │   ├── DeadlineExceeded  it ran past its deadline and was ended
 │   └── StorageError      disk full, unwritable directory, damaged artifact
 ├── HostError             a host that cannot be reached or used                           (exit 3)
+│   └── HostFull          a host without room for what it should hold
+├── ArtifactLost          what was made is on no reachable host any more; it is made anew (exit 3)
 ├── NotEvaluable          the hidden states are not faithful; no tau is given             (exit 5)
 └── Cancelled             the user ended the run                                          (exit 130)
 
@@ -90,6 +92,18 @@ class HostError(EvalError):
     kind = "host"
 
 
+class HostFull(HostError):
+    """A host has no room for what it should hold; waiting does not help, another host may."""
+
+    kind = "host_full"
+
+
+class ArtifactLost(EvalError):
+    """An artifact that had been made is on no reachable host any more; making it anew mends it."""
+
+    kind = "lost"
+
+
 class NotEvaluable(EvalError):
     """The fidelity gate failed: a tau from these hidden states would say nothing about the drafter."""
 
@@ -106,7 +120,7 @@ class Cancelled(EvalError):
 
 _TREE: tuple[type[EvalError], ...] = (
     EvalError, InputError, CheckpointError, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
-    HostError, NotEvaluable, Cancelled,
+    HostError, HostFull, ArtifactLost, NotEvaluable, Cancelled,
 )  # fmt: skip
 BY_KIND: dict[str, type[EvalError]] = {cls.kind: cls for cls in _TREE}
 

@@ -109,6 +109,7 @@ def _add_run(commands: Any) -> None:
         metavar="D",
         help="relative difference that counts as equal (default: %(default)s)",
     )
+    _add_placement(run)
     run.add_argument("--shards", type=int, default=1, help="parts into which each replay is split (default: %(default)s)")
     run.add_argument(
         "--deadline", type=float, default=21600.0, metavar="S", help="longest time of one stage in seconds (default: %(default)s)"
@@ -121,8 +122,31 @@ def _add_rerun(commands: Any) -> None:
     rerun = commands.add_parser("rerun", help="run an earlier evaluation again; what is finished is not done again")
     rerun.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
     rerun.add_argument("--plan", action="store_true", help="only say what would run")
+    rerun.add_argument("--from", dest="redo_from", metavar="STAGE", help="make this stage and all after it anew")
+    _add_placement(rerun)
     _add_home(rerun)
     rerun.set_defaults(run=_rerun)
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--place",
+        action="append",
+        type=_placement,
+        default=[],
+        metavar="STAGE=HOST[,HOST..]",
+        help="hosts for a stage, in order; may be given several times",
+    )
+    parser.add_argument(
+        "--no-failover", dest="failover", action="store_false", help="do not go on with the next host when one is down"
+    )
+
+
+def _placement(text: str) -> tuple[str, list[str]]:
+    stage, equals, hosts = text.partition("=")
+    if not equals or not stage or not all(hosts.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like hidden-states=gpu-b")
+    return stage.replace("_", "-"), hosts.split(",")
 
 
 def _int_list(text: str) -> list[int]:
@@ -143,7 +167,7 @@ def _rerun(options: argparse.Namespace) -> int:
     from flows.running import parameters_of_run, run_or_plan
 
     home = _home(options)
-    return run_or_plan(lambda: parameters_of_run(home, options.run_name), home, plan=options.plan)
+    return run_or_plan(lambda: parameters_of_run(home, options), home, plan=options.plan)
 
 
 def _demo(options: argparse.Namespace) -> int:

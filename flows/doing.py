@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,10 @@ class _Moved:
 class FlowBook:
     """Calls tasks and keeps the account of what ran."""
 
-    def __init__(self, place: RunPlace) -> None:
+    def __init__(self, place: RunPlace, *, redo: Collection[str] = ()) -> None:
         self.place = place
         self.account = Account(place)
+        self._redo = set(redo)
 
     def discover(self, source: DrafterSource, host: str) -> RemoteDrafter:
         """Look for a drafter; only reads."""
@@ -72,13 +73,15 @@ class FlowBook:
             "place": self.place.to_json(),
             "needed": not extracted,
         }
-        return _Moved(self.account.call(relay_drafter, arguments, key=f"relay-v1-{drafter.digest[:24]}-{host}", present=present))
+        return _Moved(
+            self.account.call(relay_drafter, arguments, key=f"relay-v1-{drafter.digest[:24]}-{host}", present=present, host=host)
+        )
 
     def stage(
         self,
         name: str,
         *,
-        host: str,
+        hosts: Sequence[str],
         label: str,
         inputs: Mapping[str, Outcome | None],
         parameters: dict[str, Any] | None,
@@ -88,5 +91,6 @@ class FlowBook:
         assert parameters is not None
         refs = {role: (outcome.key, outcome.digest) for role, outcome in inputs.items() if outcome is not None}
         assert len(refs) == len(inputs)
-        work = Work(stage=name, inputs=refs, parameters=parameters, local=local or {})
-        return _MadeLater(self.account.stage(work, host=host, label=label))
+        fresh = {"fresh": True} if name in self._redo else {}
+        work = Work(stage=name, inputs=refs, parameters=parameters, local=(local or {}) | fresh)
+        return _MadeLater(self.account.stage(work, hosts=hosts, label=label, redo=name in self._redo))

@@ -14,14 +14,17 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.variables import Variable
 
 from dflash_model.digests import json_digest
-from dflash_model.errors import EvalError
+from dflash_model.errors import ArtifactLost, EvalError, InputError
+from dflash_model.stages.registry import STAGES
 from dflash_model.storage import write_json
 from flows.doing import FlowBook
 from flows.parameters import EvaluateParameters
-from flows.pipeline import evaluate_with
+from flows.pipeline import Outcome, evaluate_with
 from flows.server import OWN_SERVER
+from tasks.events import Event, tell
 from tasks.publish import publish
 from tasks.remote.inventory import RELAY
 from tasks.remote.site import default_home
@@ -29,6 +32,8 @@ from tasks.remote.transfer import artifact_path
 from tasks.settings import RunPlace
 
 log = logging.getLogger(__name__)
+ATTEMPTS = 3
+PLACEMENT_VARIABLE = "dflash_eval_placement"
 REQUEST_FILE, ERROR_FILE = "request.json", "error.json"
 VERSIONS_OF = ("dflash-eval", "prefect", "torch", "transformers", "numpy", "scipy")
 
@@ -59,13 +64,13 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
     started = time.time()
     place = place_of(parameters)
     write_json(place.directory / REQUEST_FILE, parameters.model_dump(mode="json") | {"run_id": place.run_id})
-    book = FlowBook(place)
+    parameters = parameters.model_copy(update={"placement": parameters.placement | placement_variable()})
+    place.site().avoided.clear()
     try:
-        comparison = evaluate_with(book, parameters)
+        book, comparison = _evaluate(place, parameters)
     except EvalError as exc:
         write_json(place.directory / ERROR_FILE, exc.to_json())
         raise
-    assert comparison is not None
     stages = [{"name": row.name, "host": row.host, "state": row.state, "seconds": row.seconds} for row in book.account.rows]
     run = {
         "run_id": place.run_id,
@@ -79,6 +84,47 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
     there = artifact_path(place.site().host(RELAY), comparison.key)
     result = publish(place.run_id, str(there), run, place.to_json())
     return {"run_id": place.run_id, "directory": str(place.directory), "stages": stages, "result": result}
+
+
+def _evaluate(place: RunPlace, parameters: EvaluateParameters) -> tuple[FlowBook, Outcome]:
+    """All stages; again, at most twice, where an artifact was lost with its host meanwhile: only what is missing runs."""
+    redo = redone_stages(parameters.redo_from)
+    for attempt in range(ATTEMPTS):
+        book = FlowBook(place, redo=redo if attempt == 0 else ())
+        try:
+            comparison = evaluate_with(book, parameters)
+        except ArtifactLost as exc:
+            if attempt == ATTEMPTS - 1:
+                raise
+            log.warning("going through the stages again: %s", exc.problem)
+            tell(Event(what="note", stage="evaluate", host="relay", message=f"{exc.problem} Going through the stages again."))
+            continue
+        assert comparison is not None
+        return book, comparison
+    raise AssertionError
+
+
+def placement_variable() -> dict[str, list[str]]:
+    """The Prefect Variable `dflash_eval_placement` ({stage: host or [hosts]}): what an operator says now wins over parameters."""
+    value = Variable.get(PLACEMENT_VARIABLE, default=None)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(hosts, str | list) for hosts in value.values()):
+        raise InputError(
+            f"The Prefect Variable {PLACEMENT_VARIABLE} is {value!r}.",
+            'Set it to JSON like {"hidden-states": "gpu-b"}, or delete it.',
+        )
+    return {stage: [hosts] if isinstance(hosts, str) else [str(name) for name in hosts] for stage, hosts in value.items()}
+
+
+def redone_stages(first: str | None) -> tuple[str, ...]:
+    """`first` and every stage after it. Raises InputError for an unknown one."""
+    if first is None:
+        return ()
+    names = list(STAGES)
+    if first not in names:
+        raise InputError(f"There is no stage {first!r} to start from.", f"Stages: {', '.join(names)}.")
+    return tuple(names[names.index(first) :])
 
 
 def _iso(seconds: float) -> str:

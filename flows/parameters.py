@@ -80,6 +80,11 @@ class EvaluateParameters(Strict):
     equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")
     shards: int = Field(default=1, ge=1, le=64, description="Parts into which each replay is split.")
     deadline_s: float = Field(default=6 * 3600, gt=0, description="Longest time of one stage.")
+    placement: dict[str, list[str]] = Field(
+        default_factory=dict, description="Stage -> hosts to run it on, in order; a stage not named goes by roles."
+    )
+    failover: bool = Field(default=True, description="Go on with the next host when one is down.")
+    redo_from: str | None = Field(default=None, description="Make this stage and all after it anew, whatever is there.")
     run_id: str | None = Field(default=None, description="Name of the run's directory; none: made from the time.")
 
     @property

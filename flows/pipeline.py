@@ -16,7 +16,8 @@ from flows.parameters import DrafterSource, EvaluateParameters
 from tasks.checks import check_drafters
 from tasks.configs import extract_parameters
 from tasks.remote.drafters import RemoteDrafter, drop_incoming, incoming_path
-from tasks.remote.inventory import RELAY
+from tasks.remote.inventory import Inventory
+from tasks.remote.placement import candidates
 from tasks.settings import RunPlace
 
 STREAK_WIDTHS = (4, 8)
@@ -72,7 +73,7 @@ class Book(Protocol):
         self,
         name: str,
         *,
-        host: str,
+        hosts: Sequence[str],
         label: str,
         inputs: Mapping[str, Outcome | None],
         parameters: dict[str, Any] | None,
@@ -110,34 +111,53 @@ class Ground:
     states: Outcome | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """Which hosts may run what, for one run."""
+
+    inventory: Inventory
+    placement: dict[str, list[str]]
+    failover: bool
+
+    def hosts(self, stage: str) -> tuple[str, ...]:
+        """Candidates for a stage, best first."""
+        return candidates(self.inventory, stage, self.placement, failover=self.failover)
+
+
 def evaluate_with(book: Book, parameters: EvaluateParameters) -> Outcome | None:
     """All stages in order; the comparison artifact."""
-    target_host, target = _target(book, parameters)
-    drafters = _drafters(book, parameters)
+    where = Where(inventory=book.place.site().inventory, placement=parameters.placement, failover=parameters.failover)
+    target = _target(book, parameters, where)
+    drafters = _drafters(book, parameters, where)
     check_drafters(
         [(d.name, d.checkpoint.manifest.facts) for d in drafters if d.checkpoint], target.manifest.facts if target else None
     )
-    ground = _ground(book, parameters, target_host, target, drafters)
-    replays = _replays(book, parameters, ground, drafters)
-    return _compare(book, parameters, ground, drafters, replays)
+    ground = _ground(book, parameters, where, target, drafters)
+    replays = _replays(book, parameters, where, ground, drafters)
+    return _compare(book, parameters, where, ground, drafters, replays)
 
 
-def _target(book: Book, parameters: EvaluateParameters) -> tuple[str, Outcome | None]:
-    source = parameters.target
-    inventory = book.place.site().inventory
-    host = inventory.entry(source.host).name if source.host else inventory.with_role("target")[0].name
+def _target(book: Book, parameters: EvaluateParameters, where: Where) -> Outcome | None:
+    source, site = parameters.target, book.place.site()
+    hosts = _preferred(where.hosts("identify-target"), source.host)
     if source.path is not None:
-        listing = book.place.site().listing(host, source.path)
-        chosen: dict[str, Any] = {"path": source.path, "host": host, "listing": listing}
+        host = site.first_usable(hosts, what="identify-target")
+        hosts = (host,)
+        chosen: dict[str, Any] = {"path": source.path, "host": host, "listing": site.listing(host, source.path)}
     else:
         chosen = {"hub_id": source.hub_id, "revision": source.revision}
-    return host, book.stage("identify-target", host=host, label="identify target", inputs={}, parameters=chosen).made()
+    return book.stage("identify-target", hosts=hosts, label="identify target", inputs={}, parameters=chosen).made()
 
 
-def _drafters(book: Book, parameters: EvaluateParameters) -> list[Drafter]:
+def _preferred(hosts: Sequence[str], first: str | None) -> tuple[str, ...]:
+    """`hosts` with `first` in front."""
+    return tuple(hosts) if first is None else (first, *(name for name in hosts if name != first))
+
+
+def _drafters(book: Book, parameters: EvaluateParameters, where: Where) -> list[Drafter]:
     """Discover, relay and extract: the reference first, since a candidate may take its config from it."""
-    inventory = book.place.site().inventory
-    train, evaluator = inventory.with_role("train")[0].name, inventory.with_role("eval")[0].name
+    train = where.inventory.with_role("train")[0].name
+    evaluator = book.place.site().first_usable(where.hosts("extract-weights"), what="extract-weights")
     sources = [(source, "candidate") for source in parameters.candidates]
     if parameters.reference is not None:
         sources.insert(0, (parameters.reference, "reference"))
@@ -160,7 +180,7 @@ def _extract(book: Book, remote: RemoteDrafter, chosen: dict[str, Any] | None, *
     book.relay(remote, host, needed_for=key).made()
     local = {"path": str(incoming_path(remote, site.host(host)))}
     label = f"extract {name}"
-    checkpoint = book.stage("extract-weights", host=host, label=label, inputs={}, parameters=chosen, local=local).made()
+    checkpoint = book.stage("extract-weights", hosts=[host], label=label, inputs={}, parameters=chosen, local=local).made()
     if checkpoint is not None:
         drop_incoming(remote, site.host(host))
     return checkpoint
@@ -171,14 +191,27 @@ def _unique(names: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}#{names[: i + 1].count(name)}" for i, name in enumerate(names)]
 
 
-def _ground(book: Book, parameters: EvaluateParameters, host: str, target: Outcome | None, drafters: Sequence[Drafter]) -> Ground:
+def _ground(
+    book: Book, parameters: EvaluateParameters, where: Where, target: Outcome | None, drafters: Sequence[Drafter]
+) -> Ground:
     prompts = book.prompts(parameters.prompts_path)
-    local = {"target_path": target.manifest.made_by["path"]} if target else {}
-    made = parameters.references
-    tables = book.stage("target-tables", host=host, label="target tables", inputs={"target": target}, parameters={}, local=local)
+    source, made = parameters.target, parameters.references
+    local = {"target_path": source.path} if source.path is not None else {"hub_id": source.hub_id, "revision": source.revision}
+
+    def hosts(stage: str) -> tuple[str, ...]:
+        return _preferred(where.hosts(stage), source.host if stage not in parameters.placement else None)
+
+    tables = book.stage(
+        "target-tables",
+        hosts=hosts("target-tables"),
+        label="target tables",
+        inputs={"target": target},
+        parameters={},
+        local=local,
+    )
     references = book.stage(
         "references",
-        host=host,
+        hosts=hosts("references"),
         label="references",
         inputs={"target": target, "prompts": prompts},
         parameters=made.model_dump(),
@@ -187,7 +220,7 @@ def _ground(book: Book, parameters: EvaluateParameters, host: str, target: Outco
     checkpoints = [drafter.checkpoint for drafter in drafters]
     states = book.stage(
         "hidden-states",
-        host=host,
+        hosts=hosts("hidden-states"),
         label="hidden states",
         inputs={"target": target, "references": references.made(), "tables": tables.made()},
         parameters={"taps": _union_of_taps(checkpoints), "dtype": made.dtype} if all(checkpoints) else None,
@@ -201,10 +234,9 @@ def _union_of_taps(checkpoints: Sequence[Outcome | None]) -> list[int]:
 
 
 def _replays(
-    book: Book, parameters: EvaluateParameters, ground: Ground, drafters: Sequence[Drafter]
+    book: Book, parameters: EvaluateParameters, where: Where, ground: Ground, drafters: Sequence[Drafter]
 ) -> list[list[Outcome | None]]:
     """Every drafter's shards, all called before the first is waited for."""
-    host = book.place.site().inventory.with_role("eval")[0].name
     called: list[list[Waiting]] = []
     for drafter in drafters:
         inputs = {
@@ -217,7 +249,7 @@ def _replays(
             [
                 book.stage(
                     "replay",
-                    host=host,
+                    hosts=where.hosts("replay"),
                     label=f"replay {drafter.name}" + (f" {shard + 1}/{parameters.shards}" if parameters.shards > 1 else ""),
                     inputs=inputs,
                     parameters={
@@ -237,6 +269,7 @@ def _replays(
 def _compare(
     book: Book,
     parameters: EvaluateParameters,
+    where: Where,
     ground: Ground,
     drafters: Sequence[Drafter],
     replays: Sequence[Sequence[Outcome | None]],
@@ -254,4 +287,6 @@ def _compare(
         "tail": parameters.tail,
         "equal_within": parameters.equal_within,
     }
-    return book.stage("compare", host=RELAY, label="compare", inputs=inputs, parameters=chosen if known else None).made()
+    return book.stage(
+        "compare", hosts=where.hosts("compare"), label="compare", inputs=inputs, parameters=chosen if known else None
+    ).made()

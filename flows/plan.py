@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,14 @@ class PlanBook:
         self,
         name: str,
         *,
-        host: str,
+        hosts: Sequence[str],
         label: str,
         inputs: Mapping[str, Outcome | None],
         parameters: dict[str, Any] | None,
         local: dict[str, Any] | None = None,
     ) -> _Planned:
         """Say whether the stage's artifact is there, and what its inputs would have to move."""
+        host = hosts[0]
         if parameters is None or any(outcome is None for outcome in inputs.values()):
             self.rows.append(PlanRow(name=label, host=host, state="would run", move_bytes=None))
             return _Planned(None)

@@ -118,17 +118,19 @@ def _moves(row: PlanRow) -> str:
     return f"{row.move_bytes / 1e6:.1f} MB" if row.move_bytes else ""
 
 
-def parameters_of_run(home: Path, run_name: str) -> EvaluateParameters:
-    """The parameters of an earlier run. Raises InputError where there is no such run."""
+def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParameters:
+    """The parameters of an earlier run, with the options of `dflash-eval rerun`. Raises InputError where there is no such run."""
     from flows.evaluate import REQUEST_FILE
     from flows.parameters import EvaluateParameters
 
+    run_name = options.run_name
     path = home / "runs" / run_name / REQUEST_FILE
     if not path.is_file():
         runs = sorted(p.name for p in (home / "runs").glob("*") if (p / REQUEST_FILE).is_file())[-5:]
         raise InputError(f"There is no run {run_name} below {home / 'runs'}.", f"Name one of: {', '.join(runs) or 'none yet'}.")
     data = json.loads(path.read_text(encoding="utf-8"))
-    return EvaluateParameters.model_validate(data | {"run_id": None})
+    changes = {"run_id": None, "redo_from": options.redo_from, "failover": data["failover"] and options.failover}
+    return EvaluateParameters.model_validate(data | changes | {"placement": data["placement"] | dict(options.place)})
 
 
 def parameters_from_options(options: argparse.Namespace, home: Path) -> EvaluateParameters:
@@ -155,6 +157,8 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
             state_key=options.state_key,
         ),
         tail=options.tail,
+        placement=dict(options.place),
+        failover=options.failover,
         equal_within=options.equal_within,
         shards=options.shards,
         deadline_s=options.deadline,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 from prefect.tasks import Task
 
 from dflash_model.artifacts import Manifest
-from dflash_model.errors import StorageError
+from dflash_model.errors import ArtifactLost
 from tasks.events import Event, tell
 from tasks.remote.site import Work
 from tasks.settings import RunPlace
@@ -71,11 +71,18 @@ class Pending:
             if state.is_completed():
                 cached = self._present or state.name == "Cached"
                 seconds = 0.0 if cached else round(time.monotonic() - self._started, 2)
-                self._book.add(StageRow(name=self._label, host=self._host, state="cached" if cached else "ran", seconds=seconds))
+                self._book.add(
+                    StageRow(name=self._label, host=self._where(future), state="cached" if cached else "ran", seconds=seconds)
+                )
             else:
                 tell(Event(what="failed", stage=self._label, host=self._host, message=state.message or ""))
         finally:
             self._noted.set()
+
+    def _where(self, future: PrefectFuture[Any]) -> str:
+        """The host that ran it, which need not be the first candidate."""
+        answer = future.result()
+        return str(answer.get("host") or self._host) if isinstance(answer, dict) else self._host
 
     def value(self) -> Any:
         """The task's result. Raises what the task raised."""
@@ -88,7 +95,7 @@ class Pending:
         answer = self.value()
         found = self._book.place.site().find(answer["key"])
         if found is None:
-            raise StorageError(
+            raise ArtifactLost(
                 f"{self._label}: {answer['key']} is on no reachable host any more.", "Run again; it will be made anew."
             )
         return Made(key=answer["key"], digest=found.manifest.digest, manifest=found.manifest)
@@ -106,15 +113,18 @@ class Account:
         self.rows.append(row)
         tell(Event(what=row.state, stage=row.name, host=row.host, seconds=row.seconds))
 
-    def stage(self, work: Work, *, host: str, label: str) -> Pending:
-        """Call the task of `work` on `host`; does not wait."""
-        present = self.place.site().find(work.key, prefer=host) is not None
-        arguments = {"work": work.to_json(), "host": host, "label": label, "place": self.place.to_json()}
-        return self.call(TASK_OF[work.stage], arguments, key=work.key, present=present)
+    def stage(self, work: Work, *, hosts: Sequence[str], label: str, redo: bool = False) -> Pending:
+        """Call the task of `work` with candidates `hosts`; does not wait. `redo`: throw away what an earlier run made."""
+        site = self.place.site()
+        if redo:
+            site.discard(work.key)
+        present = site.find(work.key, prefer=hosts[0]) is not None
+        arguments = {"work": work.to_json(), "hosts": list(hosts), "label": label, "place": self.place.to_json()}
+        return self.call(TASK_OF[work.stage], arguments, key=work.key, present=present, host=hosts[0])
 
-    def call(self, task: Task[..., Any], arguments: dict[str, Any], *, key: str, present: bool) -> Pending:
+    def call(self, task: Task[..., Any], arguments: dict[str, Any], *, key: str, present: bool, host: str) -> Pending:
         """Call any cached task under `key`; `present` says whether its outcome is in place, else the cache is refreshed."""
-        label, host = arguments["label"], arguments["host"]
+        label = arguments["label"]
         tell(Event(what="started", stage=label, host=host))
         chosen: Callable[..., Any] = task.with_options(refresh_cache=not present).submit
         future = chosen(key=key, **arguments)

@@ -22,13 +22,14 @@ PROGRESS_AFTER_S = 3.0
 PROGRESS_EVERY_S = 2.0
 
 
-def run_work(work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Find or make the artifact of `work` on `host`; the plain function behind every stage task."""
+def run_work(work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
+    """Find or make the artifact of `work` on the first of `hosts` that can; the plain function behind every stage task."""
     run = RunPlace(**place)
     job = Work.from_json(work)
-    watcher = _Watcher(label, host)
-    found = run.site().ensure(job, host, log_path=run.log_path(_file_name(label)), deadline_s=run.deadline_s, on_event=watcher)
-    return {"key": found.manifest.key, "digest": found.manifest.digest, "kind": found.manifest.kind}
+    watcher = _Watcher(label, hosts[0])
+    log_path = run.log_path(_file_name(label))
+    found = run.site().ensure(job, hosts, log_path=log_path, deadline_s=run.deadline_s, on_event=watcher, on_skip=watcher.skipped)
+    return {"key": found.manifest.key, "digest": found.manifest.digest, "kind": found.manifest.kind, "host": found.host}
 
 
 class _Watcher:
@@ -49,6 +50,12 @@ class _Watcher:
             done, total = int(event["done"]), int(event["total"])
             tell(Event(what="progress", stage=self._label, host=self._host, done=done, total=total, unit=str(event["unit"])))
             self._show(100.0 * done / max(total, 1))
+
+    def skipped(self, host: str, reason: str) -> None:
+        """A candidate was passed over."""
+        message = f"{self._label}: {host} is passed over: {reason}"
+        self._log.warning(message)
+        tell(Event(what="note", stage=self._label, host=host, message=message))
 
     def _show(self, percent: float) -> None:
         now = time.monotonic()
@@ -74,46 +81,46 @@ def _file_name(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
 
 
-@task(name="identify target", task_run_name="{label} on {host}", **CACHED)
-def identify_target(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="identify target", task_run_name="{label}", **CACHED)
+def identify_target(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Fingerprint the target's files where they lie."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="extract weights", task_run_name="{label} on {host}", **CACHED)
-def extract_weights(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="extract weights", task_run_name="{label}", **CACHED)
+def extract_weights(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Take the drafter out of a training checkpoint: model.safetensors and its spec."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="target tables", task_run_name="{label} on {host}", **CACHED)
-def target_tables(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="target tables", task_run_name="{label}", **CACHED)
+def target_tables(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Embedding, head and final norm of the target as one small artifact."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="references", task_run_name="{label} on {host}", **CACHED)
-def references(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="references", task_run_name="{label}", **CACHED)
+def references(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Greedy completions of the target as token ids."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="hidden states", task_run_name="{label} on {host}", **CACHED)
-def hidden_states(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="hidden states", task_run_name="{label}", **CACHED)
+def hidden_states(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """One prefill a sample; the wanted layers, behind the fidelity gate."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="replay", task_run_name="{label} on {host}", **CACHED)
-def replay(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="replay", task_run_name="{label}", **CACHED)
+def replay(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Replay one drafter on one shard of the samples."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
-@task(name="compare", task_run_name="{label} on {host}", **CACHED)
-def compare(key: str, work: dict[str, Any], host: str, label: str, place: dict[str, Any]) -> dict[str, str]:
+@task(name="compare", task_run_name="{label}", **CACHED)
+def compare(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
     """Metrics, paired differences and verdicts from the records."""
-    return run_work(work, host, label, place)
+    return run_work(work, hosts, label, place)
 
 
 TASK_OF: dict[str, Any] = {

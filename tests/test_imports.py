@@ -25,6 +25,7 @@ FLOWS_MAY = {
     "dflash_model.artifacts",
     "dflash_model.digests",
     "dflash_model.errors",
+    "dflash_model.stages.registry",
     "dflash_model.storage",
     "dflash_model.table",
 }

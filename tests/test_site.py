@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dflash_model.errors import StageKilled, StorageError
+from dflash_model.errors import ArtifactLost, HostError, StageKilled
 from dflash_model.storage import artifacts_dir
 from tasks.remote.inventory import RELAY, read_inventory
 from tasks.remote.site import Found, Site, Work
@@ -23,7 +23,7 @@ def ensure(
 ) -> tuple[Found, list[Any]]:
     events: list[Any] = []
     work = Work(stage="replay", inputs=inputs or {}, parameters={"do": do})
-    found = site.ensure(work, host, log_path=tmp_path / "log", deadline_s=60, on_event=events.append)
+    found = site.ensure(work, [host], log_path=tmp_path / "log", deadline_s=60, on_event=events.append)
     return found, [e for e in events if e["event"] == "milestone"]
 
 
@@ -81,7 +81,7 @@ def test_a_failed_stage_leaves_its_inputs_in_place_and_says_so(site: Site, tmp_p
 
 
 def test_bringing_what_nobody_has_is_a_sentence(site: Site) -> None:
-    with pytest.raises(StorageError, match="No reachable host holds nothing-v1"):
+    with pytest.raises(ArtifactLost, match="No reachable host holds nothing-v1"):
         site.bring("nothing-v1", "a")
 
 
@@ -92,3 +92,44 @@ def test_a_listing_changes_with_the_files(site: Site, tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text("{} ")
     assert site.listing("a", str(tmp_path / "m")) != before
     assert [row[0] for row in before] == ["config.json"]
+
+
+def test_a_host_that_cannot_run_is_passed_over_and_left_alone(tmp_path: Path, fake_python: str) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts:\n  a: {work_dir: a, roles: [eval], python: /none/python}\n"
+        f"  b: {{work_dir: b, roles: [eval], python: {fake_python}}}\n"
+    )
+    site = Site(read_inventory(tmp_path / "hosts.yaml", home=tmp_path / "home"), home=tmp_path / "home")
+    skipped: list[tuple[str, str]] = []
+
+    def go(do: str, hosts: list[str]) -> Found:
+        work = Work(stage="replay", inputs={}, parameters={"do": do})
+        return site.ensure(
+            work,
+            hosts,
+            log_path=tmp_path / "log",
+            deadline_s=60,
+            on_event=lambda _e: None,
+            on_skip=lambda host, reason: skipped.append((host, reason)),
+        )
+
+    assert go("work", ["a", "b"]).host == "b"
+    assert [host for host, _ in skipped] == ["a"]
+    assert "could not start /none/python" in skipped[0][1]
+    # Known to be of no use, it is not even tried the second time.
+    assert site.avoided.reason("a") is not None
+    assert go("other", ["a", "b"]).host == "b"
+    with pytest.raises(HostError, match="could not start /none/python"):
+        go("third", ["a"])
+    # A stage's own error is not a matter of the host.
+    with pytest.raises(StageKilled):
+        go("kill", ["b", "a"])
+    assert site.avoided.reason("b") is None
+
+
+def test_a_discarded_artifact_is_gone_everywhere_with_its_parts(site: Site, tmp_path: Path) -> None:
+    found, _ = ensure(site, "work", "a", tmp_path=tmp_path)
+    site.discard(found.manifest.key)
+    assert site.find(found.manifest.key) is None
+    _, ran = ensure(site, "work", "a", tmp_path=tmp_path)
+    assert len(ran) == 1

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from dflash_model.errors import CheckpointError, StorageError
+from dflash_model.errors import CheckpointError, HostFull, StorageError
 from dflash_model.storage import artifacts_dir, find_artifact, writing_artifact
 from tasks.remote.local import LocalHost
 from tasks.remote.transfer import SPARE_BYTES, copy_artifact, copy_file
@@ -99,7 +99,7 @@ def test_a_source_that_changes_size_is_caught(tmp_path: Path) -> None:
 def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     a, b = host(tmp_path, "a"), TinyHost("b", tmp_path / "b", threads=1, slots=1)
-    with pytest.raises(StorageError, match=r"\[b\] 64 MiB are free"):
+    with pytest.raises(HostFull, match=r"\[b\] 64 MiB are free"):
         copy_file(a, put(a, "f", b"content"), b, b.work_dir / "f", size_bytes=7, sha256=None, on_bytes=quiet)
     assert everything(tmp_path / "b") == []
 

@@ -78,7 +78,7 @@ class _Extractor:
     def parts(self, reference: Reference) -> list[Manifest]:
         """Artifacts that together hold the wanted taps of one sample, fewest first found."""
         family = f"states-{json_digest([self._weights, reference.token_digest, self._dtype])[:24]}"
-        chosen, covered = self._existing(family)
+        chosen, covered = ([], set()) if self._context.local.get("fresh") else self._existing(family)
         missing = sorted(set(self._taps) - covered)
         if missing:
             chosen.append(self._make(reference, family, missing))

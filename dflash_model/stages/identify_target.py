@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_model.errors import InputError
 from dflash_model.stages.protocol import Context
+from dflash_model.stages.target_directory import fetch_from_hub
 from dflash_model.storage import write_json
 from dflash_model.target.fingerprint import fingerprint
 from dflash_model.target.model_directory import read_config, read_shard, shard_paths, text_config
@@ -18,7 +19,8 @@ from dflash_model.target.tables import PREFIXES
 
 def run(context: Context) -> None:
     """Fingerprint the target and write its facts."""
-    directory = _directory(context)
+    chosen = context.parameters
+    directory = Path(chosen["path"]) if "path" in chosen else fetch_from_hub(chosen["hub_id"], chosen["revision"])
     identity = fingerprint(directory)
     with context.writing() as writer:
         write_json(writer.path / "fingerprint.json", identity.to_json())
@@ -29,24 +31,6 @@ def run(context: Context) -> None:
             **_shape(directory),
         }
         writer.made_by["path"] = str(directory)
-
-
-def _directory(context: Context) -> Path:
-    if "path" in context.parameters:
-        return Path(context.parameters["path"])
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    hub_id, revision = context.parameters["hub_id"], context.parameters["revision"]
-    context.milestone(f"fetching {hub_id} at {revision}")
-    try:
-        return Path(snapshot_download(hub_id, revision=revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError, ValueError) as exc:
-        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-        raise InputError(
-            f"The target {hub_id} at {revision} cannot be fetched: {reason}.",
-            "Check the id, the revision and HF_TOKEN on that host, or copy the model there and give its directory.",
-        ) from exc
 
 
 def _shape(directory: Path) -> dict[str, Any]:

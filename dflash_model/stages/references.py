@@ -81,7 +81,7 @@ class _Maker:
             dtype=wanted["dtype"],
         )
         path = self._context.request.work_dir / "samples" / f"{key}.json"
-        kept = _read_kept(path, prompt)
+        kept = None if self._context.local.get("fresh") else _read_kept(path, prompt)
         if kept is None:
             kept = generate_reference(
                 self._loaded(),

@@ -9,7 +9,7 @@ import logging
 import threading
 from types import TracebackType
 
-from dflash_model.errors import HostError
+from dflash_model.errors import EvalError
 from tasks.remote.supervised_run import SupervisedRun
 
 log = logging.getLogger(__name__)
@@ -41,5 +41,5 @@ class Lease:
             count += 1
             try:
                 self._run.renew_lease(count)
-            except HostError as exc:
+            except EvalError as exc:
                 log.debug("the lease was not renewed: %s", exc.problem)

@@ -136,14 +136,14 @@ class RemoteRunner:
         if not follower.patience.exhausted:
             try:
                 return _stuck(patience.call(run.end))
-            except HostError as exc:
+            except EvalError as exc:
                 log.warning("%s", exc.problem)
         return f"It could not be confirmed that it is gone; it ends by itself within {self._lease_s:g} s of the last contact."
 
     def _remove(self, run: SupervisedRun) -> None:
         try:
             run.remove()
-        except HostError as exc:
+        except EvalError as exc:
             log.warning("a run directory stays for a day: %s", exc.problem)
 
     def _outcome(self, told: dict[str, Any], request: Request, run: SupervisedRun, follower: Follower) -> StageRun:

@@ -18,7 +18,8 @@ from pathlib import PurePosixPath
 import paramiko
 
 from dflash_model.errors import EvalError, HostError
-from tasks.remote.connection import WINDOW_BYTES, Connection
+from tasks.remote.chain import WINDOW_BYTES
+from tasks.remote.connection import Connection
 from tasks.remote.ssh_errors import AGAIN, FOREIGN, translated
 
 POLL_S = 0.2

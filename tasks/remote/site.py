@@ -9,22 +9,22 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflash_model.artifacts import Manifest
 from dflash_model.digests import stage_key
-from dflash_model.errors import InputError, StorageError
+from dflash_model.errors import ArtifactLost, HostError, InputError
 from dflash_model.stages.protocol import Request
 from dflash_model.stages.registry import STAGES
-from dflash_model.storage import sweep
 from tasks.remote.host import Host, OnEvent, literal_pattern
-from tasks.remote.inventory import RELAY, HostEntry, Inventory, read_inventory, single_machine
+from tasks.remote.inventory import RELAY, Inventory, read_inventory, single_machine
 from tasks.remote.ledger import Ledger
-from tasks.remote.local import LocalHost
-from tasks.remote.transfer import OnBytes, copy_artifact
+from tasks.remote.opening import open_host
+from tasks.remote.placement import Avoided, blamed_host
+from tasks.remote.transfer import OnBytes, artifact_path, copy_artifact
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,14 @@ class Found:
     """Name of the holder."""
 
 
+OnSkip = Callable[[str, str], None]
+"""(host, why it is passed over)"""
+
+
+def _say_nothing(_host: str, _reason: str) -> None:
+    return
+
+
 class Site:
     """Hosts by name, and what lies where."""
 
@@ -80,7 +88,9 @@ class Site:
         self.inventory = inventory
         self.home = home
         self.ledger = Ledger(home / RELAY / "ledger")
-        self._hosts = {entry.name: _open(entry) for entry in inventory.hosts}
+        self._hosts = {entry.name: open_host(entry) for entry in inventory.hosts}
+        self._holders = [entry.name for entry in inventory.hosts if entry.roles != ("train",)]
+        self.avoided = Avoided()
         self._guard = threading.Lock()
         self._moves: dict[str, threading.Lock] = {}
 
@@ -93,21 +103,48 @@ class Site:
         """A host that holds `key` and its parts completely, asked now; None where no reachable host does."""
         known = self.ledger.holders(key)
         first = [prefer] if prefer in self._hosts else []
-        for name in dict.fromkeys([*first, *(n for n in known if n in self._hosts), *self._hosts]):
-            manifest = self._hosts[name].find_artifact(key)
+        for name in dict.fromkeys([*first, *(n for n in known if n in self._hosts), *self._holders]):
+            try:
+                manifest = None if self.avoided.reason(name) else self._hosts[name].find_artifact(key)
+            except HostError as exc:
+                self.avoided.note(name, exc.problem)
+                continue
             if manifest is not None:
                 self.ledger.record(manifest, name)
                 return Found(manifest=manifest, host=name)
-            if name in known:
+            if name in known and not self.avoided.reason(name):
                 self.ledger.forget(key, name)
         return None
 
+    def first_usable(self, names: Sequence[str], *, what: str) -> str:
+        """The first host that answers and has a work directory. Raises HostError with every reason where none does."""
+        reasons = []
+        for name in names:
+            reason = self.avoided.reason(name)
+            if reason is None:
+                try:
+                    self.host(name).free_bytes()
+                    return name
+                except HostError as exc:
+                    reason = exc.problem
+                    self.avoided.note(name, reason)
+            reasons.append(reason)
+        raise HostError(f"No host can be used for {what}: {' '.join(reasons)}", "Mend one of them, or name another with --place.")
+
+    def discard(self, key: str) -> None:
+        """Remove `key` and its parts from every reachable host, so that they are made anew. Raises EvalError."""
+        while (found := self.find(key)) is not None:
+            self.host(found.host).remove(artifact_path(self.host(found.host), key))
+            self.ledger.forget(key, found.host)
+            for part in found.manifest.parts:
+                self.discard(part)
+
     def bring(self, key: str, host: str, *, on_bytes: OnBytes = lambda _done, _total: None) -> Manifest:
-        """Make sure that `host` holds `key`, moving it from another holder if need be. Raises StorageError where none has it."""
+        """Make sure that `host` holds `key`, moving it from another holder if need be. Raises ArtifactLost where none has it."""
         with self._moving(host):
             found = self.find(key, prefer=host)
             if found is None:
-                raise StorageError(f"No reachable host holds {key}.", "Run again; it will be made anew.")
+                raise ArtifactLost(f"No reachable host holds {key}.", "Run again; it will be made anew.")
             if found.host != host:
                 copy_artifact(found.manifest, self.host(found.host), self.host(host), on_bytes=on_bytes)
                 self.ledger.record(found.manifest, host)
@@ -118,16 +155,58 @@ class Site:
         with self._guard:
             return self._moves.setdefault(host, threading.Lock())
 
-    def ensure(self, work: Work, host: str, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> Found:
-        """The artifact of `work`: found on any host, or made on `host`. Small ones are kept on the relay too."""
-        found = self.find(work.key, prefer=host)
+    def ensure(
+        self,
+        work: Work,
+        hosts: Sequence[str],
+        *,
+        log_path: Path,
+        deadline_s: float,
+        on_event: OnEvent,
+        on_skip: OnSkip = _say_nothing,
+    ) -> Found:
+        """The artifact of `work`: found on any host, or made on the first of `hosts` that can. Small ones are kept on the relay too.
+
+        Raises HostError with every candidate's reason where none can; a stage's own error is raised as it is.
+        """
+        found = self.find(work.key, prefer=hosts[0])
         if found is None:
-            for key, _ in work.inputs.values():
-                self.bring(key, host)
-            found = self._make(work, host, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
+            found = self._make_somewhere(
+                work, hosts, log_path=log_path, deadline_s=deadline_s, on_event=on_event, on_skip=on_skip
+            )
         if STAGES[work.stage].small:
             self.bring(work.key, RELAY)
         return found
+
+    def _make_somewhere(
+        self, work: Work, hosts: Sequence[str], *, log_path: Path, deadline_s: float, on_event: OnEvent, on_skip: OnSkip
+    ) -> Found:
+        reasons: list[HostError] = []
+        for name in hosts:
+            avoided = self.avoided.reason(name)
+            if avoided is not None:
+                reasons.append(HostError(avoided))
+                on_skip(name, avoided)
+                continue
+            try:
+                for key, _ in work.inputs.values():
+                    self.bring(key, name)
+                return self._make(work, name, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
+            except HostError as exc:
+                blamed = blamed_host(exc) or name
+                self.avoided.note(blamed, exc.problem)
+                if blamed != name:
+                    raise ArtifactLost(
+                        f"An input of {work.stage} cannot be fetched: {exc.problem}", "Run again; it will be made anew."
+                    ) from exc
+                reasons.append(exc)
+                on_skip(name, exc.problem)
+        if len(reasons) == 1:
+            raise reasons[0]
+        raise HostError(
+            f"No host can run {work.stage}: {' '.join(reason.problem for reason in reasons)}",
+            "Mend one of them, or name another with --place.",
+        )
 
     def key_of(self, stage: str, inputs: dict[str, tuple[str, str]], parameters: dict[str, Any]) -> str:
         """The key that this stage would have."""
@@ -159,15 +238,14 @@ class Site:
         return Found(manifest=run.manifest, host=name)
 
 
-def _open(entry: HostEntry) -> Host:
-    sweep(entry.work_dir)
-    python = {"python": entry.python} if entry.python else {}
-    return LocalHost(entry.name, entry.work_dir, threads=entry.threads, slots=entry.slots, **python)
+def open_site(home: str, inventory_path: str | None) -> Site:
+    """The site of a run; the same object in one process, so that host slots are shared, until the inventory file changes."""
+    changed_ns = Path(inventory_path).stat().st_mtime_ns if inventory_path and Path(inventory_path).exists() else 0
+    return _open_site(home, inventory_path, changed_ns)
 
 
 @functools.lru_cache(maxsize=8)
-def open_site(home: str, inventory_path: str | None) -> Site:
-    """The site of a run; the same object for the same arguments in one process, so that host slots are shared."""
+def _open_site(home: str, inventory_path: str | None, _changed_ns: int) -> Site:
     base = Path(home)
     inventory = read_inventory(Path(inventory_path), home=base) if inventory_path else single_machine(base)
     return Site(inventory, home=base)

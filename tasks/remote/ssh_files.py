@@ -6,6 +6,7 @@ must have come.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -76,7 +77,8 @@ class SshFiles:
                 return [Entry(name, told.is_dir, told.is_link) for name, told in sftp.listing(directory)]
 
             paths = sorted(candidates(pattern, start=start, listing=listing))
-        return [seen.facts for seen in self._facts.see_all(paths) if seen is not None]
+        found = [seen.facts for seen in self._facts.see_all(paths) if seen is not None]
+        return [facts for facts in found if facts.is_dir or not pattern.endswith("/")]
 
     def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
         """Random read access to one file, opened once. Raises CheckpointError, StorageError, HostError when entered."""
@@ -122,11 +124,9 @@ class SshFiles:
             raise script_failed(self.name, doing, exit_code=code, stderr=running.stderr)
 
     def _remove_quietly(self, path: PurePosixPath) -> None:
-        """Remove what a failed write left. Where the link is cut it stays: then nothing can be done from here."""
-        try:
-            self.remove(path)
-        except EvalError:
-            return
+        """Remove what a failed write left, but never a directory that stood in its way. Where the link is cut it stays."""
+        with contextlib.suppress(EvalError):
+            self._run(f"removing {path}", f"rm -f -- {quote(path)}\n", timeout_s=SHORT_S)
 
     def sha256(self, path: PurePosixPath) -> str:
         """sha256 of a file, computed on its host, or here from its bytes where that has no program for it. Raises EvalError."""

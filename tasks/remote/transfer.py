@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from dflash_model.artifacts import FileEntry, Manifest
 from dflash_model.digests import canonical_json
-from dflash_model.errors import CheckpointError, StorageError
+from dflash_model.errors import ArtifactLost, CheckpointError, HostFull, StorageError
 from dflash_model.storage import MANIFEST_NAME
 from tasks.remote.host import Host
 
@@ -36,7 +36,7 @@ def copy_file(
 ) -> str:
     """Copy one file to `to` by way of `to.part-<pid>`; returns its sha256.
 
-    Raises StorageError where the destination has no room or its copy differs, CheckpointError where the source changed
+    Raises HostFull where the destination has no room, StorageError where its copy differs, CheckpointError where the source changed
     size under way.
     """
     _require_room(destination, size_bytes)
@@ -81,7 +81,7 @@ def copy_artifact(manifest: Manifest, source: Host, destination: Host, *, on_byt
     for part in sorted(manifest.parts):
         part_manifest = source.find_artifact(part)
         if part_manifest is None:
-            raise StorageError(f"[{source.name}] part {part} of {manifest.key} is gone.", "Run again; it will be made anew.")
+            raise ArtifactLost(f"[{source.name}] part {part} of {manifest.key} is gone.", "Run again; it will be made anew.")
         moved += copy_artifact(part_manifest, source, destination, on_bytes=on_bytes)
     final = artifact_path(destination, manifest.key)
     part_dir = final.with_name(f"{final.name}.part-{os.getpid()}")
@@ -115,7 +115,7 @@ def artifact_path(host: Host, key: str) -> PurePosixPath:
 def _require_room(destination: Host, size_bytes: int) -> None:
     free = destination.free_bytes()
     if free < size_bytes + SPARE_BYTES:
-        raise StorageError(
+        raise HostFull(
             f"[{destination.name}] {free / 2**20:.0f} MiB are free at {destination.work_dir}, "
             f"{(size_bytes + SPARE_BYTES) / 2**20:.0f} MiB are needed ({SPARE_BYTES >> 20} of them in reserve).",
             "Free space there, or name another host.",
