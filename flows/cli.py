@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_rerun(commands)
+    _add_hosts(commands)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
     demo.add_argument(
         "--directory", type=Path, default=Path(".demo"), help="where the demo's hosts and results lie (default: .demo)"
@@ -128,6 +129,20 @@ def _add_rerun(commands: Any) -> None:
     rerun.set_defaults(run=_rerun)
 
 
+def _add_hosts(commands: Any) -> None:
+    hosts = commands.add_parser("hosts", help="look at the machines of an inventory")
+    actions = hosts.add_subparsers(title="actions", required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="what each host has, and which reach each other; writes nothing")
+    trust = actions.add_parser("trust", help="show the key that a host offers and add it to known_hosts once confirmed")
+    trust.add_argument("name", metavar="NAME", help="host of the inventory")
+    trust.add_argument("--yes", action="store_true", help="do not ask; only for a fingerprint that was compared already")
+    for action in (check, trust):
+        action.add_argument("--hosts", type=Path, required=True, metavar="FILE", help="inventory")
+        _add_home(action)
+    check.set_defaults(run=_hosts_check)
+    trust.set_defaults(run=_hosts_trust)
+
+
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--place",
@@ -174,6 +189,18 @@ def _demo(options: argparse.Namespace) -> int:
     from flows.demo import run_demo
 
     return run_demo(options.directory.resolve())
+
+
+def _hosts_check(options: argparse.Namespace) -> int:
+    from flows.hosts import check
+
+    return check(options.hosts, home=_home(options))
+
+
+def _hosts_trust(options: argparse.Namespace) -> int:
+    from flows.hosts import trust
+
+    return trust(options.hosts, options.name, home=_home(options), yes=options.yes)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from flows.server import OWN_SERVER
 from tasks.events import Event, tell
 from tasks.publish import publish
 from tasks.remote.inventory import RELAY
+from tasks.remote.processes import end_everything
 from tasks.remote.site import default_home
 from tasks.remote.transfer import artifact_path
 from tasks.settings import RunPlace
@@ -66,11 +67,19 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
     write_json(place.directory / REQUEST_FILE, parameters.model_dump(mode="json") | {"run_id": place.run_id})
     parameters = parameters.model_copy(update={"placement": parameters.placement | placement_variable()})
     place.site().avoided.clear()
+    known_end = False
     try:
         book, comparison = _evaluate(place, parameters)
+        known_end = True
     except EvalError as exc:
+        known_end = True
         write_json(place.directory / ERROR_FILE, exc.to_json())
         raise
+    finally:
+        if not known_end:
+            # The run itself is being ended (a signal, a cancel): nobody shall wait for stages that still run.
+            end_everything()
+        place.site().close()
     stages = [{"name": row.name, "host": row.host, "state": row.state, "seconds": row.seconds} for row in book.account.rows]
     run = {
         "run_id": place.run_id,

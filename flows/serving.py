@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import yaml
 
 from dflash_model.errors import InputError, from_os_error
 from flows.environment import prepare
+from flows.server import prefect_server
 
 
 def ui(*, home: Path, port: int) -> int:
@@ -38,27 +39,35 @@ def ui(*, home: Path, port: int) -> int:
 def serve(parameters_path: Path, *, home: Path, cron: str, timezone: str, name: str) -> int:
     """Serve the evaluation as deployment `evaluate/<name>` until Ctrl-C. Raises InputError for a bad parameters file."""
     prepare(home)
-    from prefect.schedules import Cron
+    with prefect_server(home / "prefect" / "server.log") as url:
+        print(
+            f"Prefect: {url.removesuffix('/api')}   deployment evaluate/{name}, {cron} {timezone}   (Ctrl-C ends it)", flush=True
+        )
+        from prefect.schedules import Cron
+
+        from flows.evaluate import evaluate
+
+        parameters = _read_parameters(parameters_path, home)
+        evaluate.serve(name=name, schedules=[Cron(cron, timezone=timezone)], parameters={"parameters": parameters}, limit=1)
+    return 0
+
+
+def _read_parameters(path: Path, home: Path) -> dict[str, Any]:
+    """The parameters of an evaluation from a YAML or JSON file, checked. Raises InputError naming the key."""
     from pydantic import ValidationError
 
-    from flows.evaluate import evaluate
     from flows.parameters import EvaluateParameters
 
     try:
-        data = yaml.safe_load(parameters_path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise from_os_error(exc, f"reading {parameters_path}") from exc
+        raise from_os_error(exc, f"reading {path}") from exc
     except yaml.YAMLError as exc:
-        raise InputError(f"{parameters_path} is neither JSON nor YAML: {exc}.", "Correct that line.") from exc
+        raise InputError(f"{path} is neither JSON nor YAML: {exc}.", "Correct that line.") from exc
     try:
         parameters = EvaluateParameters.model_validate({"home": str(home)} | (data if isinstance(data, dict) else {}))
     except ValidationError as exc:
         first = exc.errors()[0]
-        raise InputError(f"{parameters_path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", "Correct that key.") from exc
-    evaluate.serve(
-        name=name,
-        schedules=[Cron(cron, timezone=timezone)],
-        parameters={"parameters": json.loads(parameters.model_dump_json())},
-        limit=1,
-    )
-    return 0
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", "Correct that key.") from exc
+    plain: dict[str, Any] = parameters.model_dump(mode="json")
+    return plain

@@ -105,6 +105,10 @@ class Host(Protocol):
         """The manifest of `key` when it and its parts are complete there, else None."""
         ...
 
+    def close(self) -> None:
+        """Give up connections; the next question opens them anew."""
+        ...
+
     def run_stage(self, request: Request, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> StageRun:
         """Run one stage program to its end; its log goes to `log_path` on the relay."""
         ...

@@ -20,8 +20,9 @@ from dflash_model.errors import InputError, from_os_error
 RELAY = "relay"
 ROLES = ("train", "target", "eval")
 LOCAL, SSH = "local", "ssh"
+SILENCE_S, GRACE_S, LEASE_S = 45.0, 240.0, 300.0
 _KEYS = {"via", "work_dir", "roles", "threads", "slots", "python"}
-_SSH_KEYS = {"hostname", "port", "user", "key", "known_hosts", "jump"}
+_SSH_KEYS = {"hostname", "port", "user", "key", "known_hosts", "jump", "silence_s", "grace_s", "lease_s"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,20 @@ class SshAccess:
 
     jump: str | None = None
     """Hosts to pass through, as ProxyJump: user@host:port, several with commas."""
+
+    silence_s: float = SILENCE_S
+    """After so long without a sign of life the link counts as cut."""
+
+    grace_s: float = GRACE_S
+    """A running stage waits so long for a cut link to come back before its host counts as down; less than `lease_s`."""
+
+    lease_s: float = LEASE_S
+    """A stage that has not heard of its runner for so long ends itself."""
+
+    def __post_init__(self) -> None:
+        """ValueError where a stage would give up its lease before its runner gives up the link."""
+        if not 0 < self.grace_s < self.lease_s or self.silence_s <= 0:
+            raise ValueError(f"silence_s {self.silence_s:g}, grace_s {self.grace_s:g}, lease_s {self.lease_s:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +194,12 @@ def _ssh_access(path: Path, where: str, fields: dict[str, Any]) -> SshAccess:
     if not isinstance(files, list) or not all(isinstance(file, str) and file for file in files):
         raise InputError(f"{where}: `known_hosts` is {known_hosts!r}.", "Give a file, or a list of files.")
     key = _text(where, fields, "key")
+    seconds = {name: _seconds(where, fields, name) for name in ("silence_s", "grace_s", "lease_s") if name in fields}
+    if seconds.get("grace_s", GRACE_S) >= seconds.get("lease_s", LEASE_S):
+        raise InputError(
+            f"{where}: `grace_s` must be less than `lease_s`.",
+            "Else a stage gives itself up while its runner still waits for it.",
+        )
     return SshAccess(
         hostname=_text(where, fields, "hostname"),
         port=port,
@@ -186,7 +207,15 @@ def _ssh_access(path: Path, where: str, fields: dict[str, Any]) -> SshAccess:
         key=None if key is None else path.parent / Path(key).expanduser(),
         known_hosts=tuple(path.parent / Path(file).expanduser() for file in files),
         jump=_text(where, fields, "jump"),
+        **seconds,
     )
+
+
+def _seconds(where: str, fields: dict[str, Any], key: str) -> float:
+    value = fields[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise InputError(f"{where}: `{key}` is {value!r}.", "Give a number of seconds above 0.")
+    return float(value)
 
 
 def _text(where: str, fields: dict[str, Any], key: str) -> str | None:

@@ -125,6 +125,9 @@ class LocalHost:
         """The manifest of `key` when it and its parts are complete here, else None."""
         return find_artifact(Path(self.work_dir), key)
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     def run_stage(self, request: Request, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> StageRun:
         """Run one stage program as a child process, at most `slots` at a time on this host."""
         what = f"[{self.name}] stage {request.stage}"

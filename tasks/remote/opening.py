@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dflash_model.storage import sweep
 from tasks.remote.code import pack_code
 from tasks.remote.connection import Connection
-from tasks.remote.endpoint import Endpoint, resolve_endpoint
+from tasks.remote.endpoint import Endpoint, Timeouts, resolve_endpoint
 from tasks.remote.host import Host
 from tasks.remote.inventory import SSH, HostEntry, SshAccess
 from tasks.remote.local import LocalHost
@@ -38,6 +39,19 @@ def endpoint_of(entry: HostEntry) -> Endpoint:
         key=access.key,
         known_hosts=access.known_hosts or default_known_hosts(),
         jump=access.jump,
+        timeouts=_timeouts(access.silence_s),
+    )
+
+
+def _timeouts(silence_s: float) -> Timeouts:
+    """A third of the silence passes before we ask, the rest before no answer counts as a cut link."""
+    usual = Timeouts()
+    return replace(
+        usual,
+        keepalive=silence_s / 3,
+        io=2 * silence_s / 3,
+        connect=min(usual.connect, silence_s),
+        channel=min(usual.channel, silence_s),
     )
 
 
@@ -47,6 +61,7 @@ def default_known_hosts() -> tuple[Path, ...]:
 
 
 def _over_ssh(entry: HostEntry) -> SshHost:
+    access = entry.ssh or SshAccess()
     connection = Connection(endpoint_of(entry))
     work_dir = PurePosixPath(entry.work_dir)
     runner = RemoteRunner(
@@ -56,5 +71,8 @@ def _over_ssh(entry: HostEntry) -> SshHost:
         code=pack_code(),
         threads=entry.threads,
         slots=entry.slots,
+        lease_s=access.lease_s,
+        grace_s=access.grace_s,
+        poll_s=min(1.0, access.silence_s / 5),
     )
     return SshHost(connection, work_dir, runner=runner)

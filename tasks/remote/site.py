@@ -99,6 +99,11 @@ class Site:
         self.inventory.entry(name)
         return self._hosts[name]
 
+    def close(self) -> None:
+        """Give up every connection; the next question opens them anew."""
+        for host in self._hosts.values():
+            host.close()
+
     def find(self, key: str, *, prefer: str | None = None) -> Found | None:
         """A host that holds `key` and its parts completely, asked now; None where no reachable host does."""
         known = self.ledger.holders(key)
