@@ -1,6 +1,8 @@
-"""The nightly evaluation as a Prefect flow."""
+"""The nightly evaluation as a Prefect flow.
 
-from __future__ import annotations
+Annotations are evaluated here, unlike elsewhere: Prefect loads this file by its path when it serves the flow, and cannot
+resolve their text then.
+"""
 
 import logging
 import os
