@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 
-.PHONY: demo ui test test-lab test-faults lint types lock clean
+.PHONY: demo ui test test-lab test-faults lab lab-down lint types lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -19,6 +19,13 @@ test: lint types
 # Hosts in network namespaces with real sshds: needs root, iproute2, openssh-server. DFLASH_LAB_REQUIRED=1: a skip is a failure.
 test-lab: $(VENV)/ready-dev
 	$(BIN)/pytest -q -m lab
+
+# Several real hosts on this machine to try things on: train, eval, gpu-a, gpu-b, and their hosts.yaml. Root.
+lab: $(VENV)/ready
+	$(BIN)/python deployments/lab/lab.py up
+
+lab-down: $(VENV)/ready
+	$(BIN)/python deployments/lab/lab.py down
 
 # Whole runs broken on purpose (Ctrl-C, kill -9, full disk in every stage); about ten minutes.
 test-faults: $(VENV)/ready-dev

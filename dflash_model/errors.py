@@ -9,7 +9,8 @@ EvalError                 problem + fix
 │   ├── DeadlineExceeded  it ran past its deadline and was ended
 │   └── StorageError      disk full, unwritable directory, damaged artifact
 ├── HostError             a host that cannot be reached or used                           (exit 3)
-│   └── HostFull          a host without room for what it should hold
+│   ├── HostFull          a host without room for what it should hold
+│   └── HostBusy          a host that answers, but has no GPU free
 ├── ArtifactLost          what was made is on no reachable host any more; it is made anew (exit 3)
 ├── NotEvaluable          the hidden states are not faithful; no tau is given             (exit 5)
 └── Cancelled             the user ended the run                                          (exit 130)
@@ -98,6 +99,12 @@ class HostFull(HostError):
     kind = "host_full"
 
 
+class HostBusy(HostError):
+    """A host answers, but has no GPU free for this now; what it holds can be had, waiting may help, another host may."""
+
+    kind = "host_busy"
+
+
 class ArtifactLost(EvalError):
     """An artifact that had been made is on no reachable host any more; making it anew mends it."""
 
@@ -120,7 +127,7 @@ class Cancelled(EvalError):
 
 _TREE: tuple[type[EvalError], ...] = (
     EvalError, InputError, CheckpointError, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
-    HostError, HostFull, ArtifactLost, NotEvaluable, Cancelled,
+    HostError, HostFull, HostBusy, ArtifactLost, NotEvaluable, Cancelled,
 )  # fmt: skip
 BY_KIND: dict[str, type[EvalError]] = {cls.kind: cls for cls in _TREE}
 

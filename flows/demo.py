@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from dflash_model.errors import StageError, from_os_error
 from dflash_model.storage import write_file
 from flows.environment import prepare
+
+if TYPE_CHECKING:
+    from flows.parameters import EvaluateParameters
 
 BUNDLE = Path(__file__).resolve().parent.parent / "deployments" / "demo"
 STEPS = (55, 110)
@@ -30,14 +34,14 @@ def run_demo(directory: Path) -> int:
     from flows.running import run
 
     console = Console()
-    _lay_out(directory, console)
-    run(_parameters(directory, home))
+    lay_out(directory, console)
+    run(demo_parameters(directory, home))
     console.print("Runs in the Prefect UI: make ui", highlight=False)
     return 0
 
 
-def _lay_out(directory: Path, console: Console) -> None:
-    """Give each host what it has in real life."""
+def lay_out(directory: Path, console: Console) -> None:
+    """Give each host what it has in real life. Raises EvalError."""
     try:
         for source, place in (("target", "gpu/models/target"), (f"drafters/step-{REFERENCE_STEP:05d}", "eval/models/reference")):
             _copy_once(BUNDLE / source, directory / place)
@@ -71,7 +75,8 @@ def _make_checkpoint(step: int, destination: Path) -> None:
         raise StageError(f"{destination} could not be made: {made.stderr.strip()[-300:]}.", "Check the disk, then run again.")
 
 
-def _parameters(directory: Path, home: Path):  # type: ignore[no-untyped-def]  # the type is imported late
+def demo_parameters(directory: Path, home: Path) -> EvaluateParameters:
+    """The demo's evaluation, once `lay_out` has prepared `directory`."""
     from flows.parameters import DrafterSource, EvaluateParameters, References, TargetSource
 
     checkpoints = directory / "train" / "checkpoints"

@@ -28,7 +28,15 @@ def run_work(work: dict[str, Any], hosts: list[str], label: str, place: dict[str
     job = Work.from_json(work)
     watcher = _Watcher(label, hosts[0])
     log_path = run.log_path(_file_name(label))
-    found = run.site().ensure(job, hosts, log_path=log_path, deadline_s=run.deadline_s, on_event=watcher, on_skip=watcher.skipped)
+    found = run.site().ensure(
+        job,
+        hosts,
+        log_path=log_path,
+        deadline_s=run.deadline_s,
+        on_event=watcher,
+        on_skip=watcher.skipped,
+        run_id=run.run_id,
+    )
     return {"key": found.manifest.key, "digest": found.manifest.digest, "kind": found.manifest.kind, "host": found.host}
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,8 @@ PROMPTS = 5
 Living = Callable[[Path], list[str]]
 
 
-@pytest.fixture(scope="module")
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Prefect server and result store for this file, below a temporary directory."""
-    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    storage = tmp_path_factory.mktemp("prefect-results")
-    with prefect_test_harness(server_startup_timeout=180), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: storage}):
-        yield
-
-
 @pytest.fixture
-def home(tmp_path: Path, _server: None) -> Path:
+def home(tmp_path: Path, prefect_api: None) -> Path:
     lines = (DEMO / "prompts.jsonl").read_text().splitlines()[:PROMPTS]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dflash_model.errors import InputError
-from tasks.remote.inventory import RELAY, read_inventory, single_machine
+from tasks.remote.inventory import RELAY, SshAccess, read_inventory, single_machine
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -32,6 +32,39 @@ def test_without_a_file_this_machine_plays_every_part(tmp_path: Path) -> None:
     assert {inventory.with_role(role)[0].name for role in ("train", "target", "eval")} == {"here"}
 
 
+def test_a_host_over_ssh_keeps_its_own_paths_and_the_relay_s_start_at_the_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "hosts:\n  a: {via: ssh, hostname: h.example, port: 2222, user: me, key: keys/k, known_hosts: [known, ~/known2], jump: 'x@j:22',"
+        " work_dir: /data/../a b, roles: [target], threads: 3, slots: 2, python: /opt/py}\n"
+        "  b: {via: ssh, work_dir: /b, roles: [train]}\n  c: {work_dir: c}\n",
+    )
+    inventory = read_inventory(path, home=tmp_path)
+    a = inventory.entry("a")
+    assert (a.via, str(a.work_dir), a.threads, a.slots, a.python) == ("ssh", "/data/../a b", 3, 2, "/opt/py")
+    assert a.ssh == SshAccess(
+        hostname="h.example",
+        port=2222,
+        user="me",
+        key=tmp_path / "keys" / "k",
+        known_hosts=(tmp_path / "known", Path.home() / "known2"),
+        jump="x@j:22",
+    )
+    assert inventory.entry("b").ssh == SshAccess()
+    assert inventory.entry("c").ssh is None
+
+
+def test_gpus_keep_their_order_and_are_optional(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "hosts:\n  a: {work_dir: a, gpus: [2, 0], min_gpu_memory_gib: 20}\n  b: {work_dir: b}\n"
+        "  c: {via: ssh, work_dir: /c, roles: [target], threads: 1, gpus: [1], min_gpu_memory_gib: 0.5}\n",
+    )
+    inventory = read_inventory(path, home=tmp_path)
+    found = {entry.name: (entry.gpus, entry.min_gpu_memory_gib) for entry in inventory.hosts}
+    assert found == {"a": ((2, 0), 20.0), "b": ((), None), "c": ((1,), 0.5), RELAY: ((), None)}
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -46,6 +79,30 @@ def test_without_a_file_this_machine_plays_every_part(tmp_path: Path) -> None:
         ("hosts:\n  a: {work_dir: a, slots: 0}", "`slots` is 0"),
         ("hosts:\n  a: {work_dir: a, threads: true}", "`threads` is True"),
         ("hosts:\n  relay: {work_dir: a}", "the name relay stands for"),
+        ("hosts:\n  a: {work_dir: a, python: 3}", "`python` is 3"),
+        ("hosts:\n  a: {work_dir: a, hostname: b}", "`hostname` is for hosts that SSH reaches"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, host: b}", "unknown key 'host'"),
+        ("hosts:\n  a: {via: ssh, work_dir: a, roles: [train]}", "`work_dir` 'a' is not absolute"),
+        ("hosts:\n  a: {via: ssh, work_dir: ~/a, roles: [train]}", "`work_dir` '~/a' is not absolute"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [eval]}", "`threads` is missing"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train, eval]}", "`threads` is missing"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], port: ssh}", "`port` is 'ssh'"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], port: 70000}", "`port` is 70000"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], user: 7}", "`user` is 7"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], jump: ''}", "`jump` is ''"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], known_hosts: {b: c}}", "`known_hosts` is"),
+        ("hosts:\n  a: {work_dir: a, gpus: 0}", "`gpus` is 0"),
+        ("hosts:\n  a: {work_dir: a, gpus: []}", "`gpus` is \\[\\]"),
+        ("hosts:\n  a: {work_dir: a, gpus: [0, 1, 0]}", "`gpus` is \\[0, 1, 0\\]"),
+        ("hosts:\n  a: {work_dir: a, gpus: [-1]}", "`gpus` is \\[-1\\]"),
+        ("hosts:\n  a: {work_dir: a, gpus: [true]}", "`gpus` is \\[True\\]"),
+        ("hosts:\n  a: {work_dir: a, gpus: ['0']}", "`gpus` is \\['0'\\]"),
+        ("hosts:\n  a: {work_dir: a, roles: [eval], gpus: [0]}", "`gpus` is for hosts with the role target"),
+        ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: 0}", "`min_gpu_memory_gib` is 0"),
+        ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: .inf}", "`min_gpu_memory_gib` is inf"),
+        ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: true}", "`min_gpu_memory_gib` is True"),
+        ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: 20G}", "`min_gpu_memory_gib` is '20G'"),
+        ("hosts:\n  a: {work_dir: a, min_gpu_memory_gib: 20}", "`min_gpu_memory_gib` without `gpus`"),
     ],
 )
 def test_each_mistake_gets_its_sentence(tmp_path: Path, text: str, sentence: str) -> None:

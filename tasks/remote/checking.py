@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,12 @@ from pathlib import PurePosixPath
 
 from dflash_model.errors import EvalError, HostError
 from tasks.remote.connection import Connection
+from tasks.remote.gpu_lock import lock_sentence
 from tasks.remote.inventory import RELAY, SSH, HostEntry, Inventory
+from tasks.remote.local_shell import LocalShell
 from tasks.remote.opening import REMOTE_PYTHON, endpoint_of
 from tasks.remote.packages import HostPackages, probe_packages
-from tasks.remote.shell import Completed, Shell
+from tasks.remote.shell import Shell
 from tasks.remote.ssh_shell import SshShell
 
 SCRIPT_TIMEOUT_S = 60.0
@@ -92,7 +93,7 @@ def check_hosts(inventory: Inventory) -> list[HostReport]:
 def _check(entry: HostEntry, others: dict[str, tuple[str, int]]) -> HostReport:
     report = HostReport(name=entry.name, via=entry.via)
     connection = Connection(endpoint_of(entry)) if entry.via == SSH else None
-    shell: Shell | _ThisMachine = SshShell(connection) if connection is not None else _ThisMachine(entry.name)
+    shell: Shell = SshShell(connection) if connection is not None else LocalShell(entry.name)
     try:
         _read_facts(report, shell, entry)
         if isinstance(shell, SshShell):
@@ -108,7 +109,7 @@ def _check(entry: HostEntry, others: dict[str, tuple[str, int]]) -> HostReport:
     return report
 
 
-def _read_facts(report: HostReport, shell: Shell | _ThisMachine, entry: HostEntry) -> None:
+def _read_facts(report: HostReport, shell: Shell, entry: HostEntry) -> None:
     before = time.time()
     done = shell.run(_FACTS.format(work_dir=shlex.quote(str(entry.work_dir))), timeout_s=SCRIPT_TIMEOUT_S)
     middle = (before + time.time()) / 2
@@ -129,8 +130,11 @@ def _read_facts(report: HostReport, shell: Shell | _ThisMachine, entry: HostEntr
             report.disk_bytes = float(value)
         elif word == "writable":
             report.writable = value == "yes"
-        elif word in ("gpu", "lock"):
-            (report.gpus if word == "gpu" else report.locks).append(value)
+        elif word == "gpu":
+            report.gpus.append(value)
+        elif word == "lock":
+            name, _, content = value.partition(" ")
+            report.locks.append(lock_sentence(name, content))
 
 
 def _read_packages(report: HostReport, shell: Shell, entry: HostEntry) -> None:
@@ -150,23 +154,6 @@ def _reaches(shell: Shell, hostname: str, port: int) -> bool:
         f"elif command -v nc >/dev/null; then nc -z -w {REACH_TIMEOUT_S} {target} {number};\nelse exit 1; fi"
     )
     return shell.run(script, timeout_s=SCRIPT_TIMEOUT_S).exit_code == 0
-
-
-class _ThisMachine:
-    """Scripts on the machine that runs the flow, for hosts that are directories of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def run(self, script: str, *, timeout_s: float) -> Completed:
-        """Run a POSIX sh script. Raises HostError past `timeout_s`."""
-        try:
-            done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=timeout_s, check=False)
-        except subprocess.TimeoutExpired as exc:
-            raise HostError(
-                f"[{self.name}] a script did not end within {timeout_s:g} s.", "Look at that machine's load."
-            ) from exc
-        return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 def shortcomings(report: HostReport, roles: Sequence[str]) -> list[str]:

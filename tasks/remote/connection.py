@@ -19,6 +19,7 @@ import paramiko
 
 from dflash_model.errors import EvalError, HostError
 from tasks.remote.chain import open_chain
+from tasks.remote.command import run_blindly
 from tasks.remote.endpoint import Endpoint
 from tasks.remote.ssh_errors import FOREIGN, translate
 
@@ -64,6 +65,7 @@ class Connection:
         self._failures = 0
         self._held_until = 0.0
         self._last_error: EvalError | None = None
+        self._errands: list[str] = []
 
     @property
     def name(self) -> str:
@@ -86,6 +88,16 @@ class Connection:
             with contextlib.suppress(*FOREIGN):
                 channel.close()
             self._release(line)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while a transport is open; False says nothing about the host."""
+        return any(line.transport.is_active() for line in self._lines)
+
+    def later(self, script: str) -> None:
+        """Run a short script as soon as the host is reached again, before anything else: to clear up after a cut link."""
+        with self._changed:
+            self._errands.append(script)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""
@@ -156,7 +168,21 @@ class Connection:
             raise
         self._failures, self._last_error = 0, None
         self._lines.append(line)
+        self._run_errands(line)
         return line
+
+    def _run_errands(self, line: _Line) -> None:
+        """Each is tried once: what it clears up is only in the way of space and tidiness."""
+        errands, self._errands = self._errands, []
+        limit_s = self.endpoint.timeouts.channel
+        for script in errands:
+            log.info("[%s] clearing up after a cut link", self.name)
+            with contextlib.suppress(*FOREIGN):
+                channel = line.transport.open_session(timeout=limit_s)
+                try:
+                    run_blindly(channel, script, timeout_s=limit_s)
+                finally:
+                    channel.close()
 
     def _open(self) -> _Line:
         """Connect through all hops; failures that came quickly are tried again."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 
-def stage_variables(threads: int) -> dict[str, str]:
-    """Variables that keep a stage program to `threads` CPU threads, quiet while it waits, and its log unbuffered."""
-    return {
+def stage_variables(threads: int, *, gpu: int | None = None) -> dict[str, str]:
+    """Variables that keep a stage program to `threads` CPU threads, quiet while it waits, and its log unbuffered.
+
+    `gpu`: the only GPU that it may see, by nvidia-smi's number; None: what the host's own environment says.
+    """
+    # CUDA counts by speed unless told otherwise; nvidia-smi, the inventory and the locks count by bus.
+    seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return seen | {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -77,12 +77,16 @@ class Host(Protocol):
         """Random read access to one file, opened once."""
         ...
 
-    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
-        """The file's bytes in order."""
+    def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
+        """The file's bytes from `offset` on, in order."""
         ...
 
-    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
-        """Create or replace a file; synced when this returns. Parent directories are made."""
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes], *, offset: int = 0, keep: bool = False) -> None:
+        """Create or replace a file; synced when this returns. Parent directories are made.
+
+        `offset`: keep so many bytes of what is there and go on behind them. `keep`: what arrived before an error stays,
+        for a later call to go on with; without it nothing stays.
+        """
         ...
 
     def sha256(self, path: PurePosixPath) -> str:

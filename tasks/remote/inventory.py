@@ -1,13 +1,14 @@
 """The inventory: which hosts there are, what each may do, where its files lie. A YAML file, reviewed in git.
 
     hosts:
-      gpu-a: {via: local, work_dir: /data/gpu-a, roles: [target], threads: 8, slots: 1}
+      gpu-a: {via: local, work_dir: /data/gpu-a, roles: [target], threads: 8, slots: 1, gpus: [0, 1], min_gpu_memory_gib: 20}
       train: {via: ssh, hostname: train.example.org, user: me, work_dir: /scratch/me/dflash, roles: [train]}
 Order is preference. The host `relay`, the machine that runs the flow, is always there.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ RELAY = "relay"
 ROLES = ("train", "target", "eval")
 LOCAL, SSH = "local", "ssh"
 SILENCE_S, GRACE_S, LEASE_S = 45.0, 240.0, 300.0
-_KEYS = {"via", "work_dir", "roles", "threads", "slots", "python"}
+_KEYS = {"via", "work_dir", "roles", "threads", "slots", "python", "gpus", "min_gpu_memory_gib"}
 _SSH_KEYS = {"hostname", "port", "user", "key", "known_hosts", "jump", "silence_s", "grace_s", "lease_s"}
 
 
@@ -89,6 +90,12 @@ class HostEntry:
 
     ssh: SshAccess | None = None
     """Given for `via: ssh` alone."""
+
+    gpus: tuple[int, ...] = ()
+    """GPUs by number, in order of preference, one of which a stage that runs the target takes for itself; (): no locks."""
+
+    min_gpu_memory_gib: float | None = None
+    """A GPU with less free memory than this is passed over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +166,8 @@ def _entry(path: Path, name: str, fields: Any) -> HostEntry:
         slots=_count(where, fields, "slots", 1),
         python=_text(where, fields, "python"),
         ssh=_ssh_access(path, where, fields) if via == SSH else None,
+        gpus=_gpus(where, fields, roles),
+        min_gpu_memory_gib=_min_gpu_memory(where, fields),
     )
 
 
@@ -183,6 +192,31 @@ def _threads(where: str, fields: dict[str, Any], roles: list[str], via: str) -> 
     if via == SSH and "threads" not in fields and roles != ["train"]:
         raise InputError(f"{where}: `threads` is missing.", "Give the number of CPU threads that one stage may use there.")
     return _count(where, fields, "threads", _cores() if via == LOCAL else 1)
+
+
+def _gpus(where: str, fields: dict[str, Any], roles: list[str]) -> tuple[int, ...]:
+    if "gpus" not in fields:
+        return ()
+    numbers = fields["gpus"]
+    whole = isinstance(numbers, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
+    if not whole or not numbers or len(set(numbers)) != len(numbers):
+        raise InputError(
+            f"{where}: `gpus` is {numbers!r}.", "Give a list of distinct whole numbers, as nvidia-smi counts: [0, 1]."
+        )
+    if "target" not in roles:
+        raise InputError(f"{where}: `gpus` is for hosts with the role target.", "Add target to its roles, or remove `gpus`.")
+    return tuple(numbers)
+
+
+def _min_gpu_memory(where: str, fields: dict[str, Any]) -> float | None:
+    if "min_gpu_memory_gib" not in fields:
+        return None
+    value = fields["min_gpu_memory_gib"]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise InputError(f"{where}: `min_gpu_memory_gib` is {value!r}.", "Give a number of GiB above 0.")
+    if "gpus" not in fields:
+        raise InputError(f"{where}: `min_gpu_memory_gib` without `gpus`.", "Name the GPUs, as in `gpus: [0]`, or remove it.")
+    return float(value)
 
 
 def _ssh_access(path: Path, where: str, fields: dict[str, Any]) -> SshAccess:

@@ -61,30 +61,35 @@ class LocalHost:
         """Random read access to one file, opened once."""
         return LocalFile(Path(path))
 
-    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
-        """The file's bytes in order."""
+    def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
+        """The file's bytes from `offset` on, in order."""
         try:
             with Path(path).open("rb") as file:
+                file.seek(offset)
                 while block := file.read(BLOCK_BYTES):
                     yield block
         except OSError as exc:
             raise self._translated(exc, f"reading {path}") from exc
 
-    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
-        """Create or replace a file; synced when this returns. Parent directories are made."""
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes], *, offset: int = 0, keep: bool = False) -> None:
+        """Create or replace a file, or go on behind its first `offset` bytes; synced when this returns. Parents are made."""
         local = Path(path)
         try:
             local.parent.mkdir(parents=True, exist_ok=True)
-            with local.open("wb") as file:
+            with local.open("r+b" if offset else "wb") as file:
+                file.seek(offset)
+                file.truncate()
                 for block in blocks:
                     file.write(block)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
-            local.unlink(missing_ok=True)
+            if not keep and not local.is_dir():
+                local.unlink(missing_ok=True)
             raise self._translated(exc, f"writing {path}") from exc
         except EvalError:
-            local.unlink(missing_ok=True)
+            if not keep and not local.is_dir():
+                local.unlink(missing_ok=True)
             raise
 
     def sha256(self, path: PurePosixPath) -> str:
@@ -138,7 +143,7 @@ class LocalHost:
             with self._slots:
                 ended = run_child(
                     command,
-                    env=self._environment(),
+                    env=self._environment(request.local.get("gpu")),
                     cwd=run_dir,
                     log_path=log_path,
                     deadline_s=deadline_s,
@@ -160,9 +165,9 @@ class LocalHost:
             raise failures.no_artifact(what, request.key, log_path)
         return StageRun(manifest=manifest, seconds=ended.seconds, peak_rss_bytes=ended.peak_rss_bytes)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, gpu: int | None) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        return inherited | stage_variables(self._threads)
+        return inherited | stage_variables(self._threads, gpu=gpu)
 
     def _translated(self, exc: OSError, doing: str) -> EvalError:
         return from_os_error(exc, f"[{self.name}] {doing}")

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from dflash_model.storage import sweep
 from tasks.remote.code import pack_code
 from tasks.remote.connection import Connection
 from tasks.remote.endpoint import Endpoint, Timeouts, resolve_endpoint
+from tasks.remote.gpu_lock import GpuLocks, lock_lifetime_s
 from tasks.remote.host import Host
 from tasks.remote.inventory import SSH, HostEntry, SshAccess
 from tasks.remote.local import LocalHost
+from tasks.remote.local_shell import LocalShell
 from tasks.remote.remote_runner import RemoteRunner
+from tasks.remote.shell import Shell
 from tasks.remote.ssh_host import SshHost
 from tasks.remote.ssh_shell import SshShell
 
 REMOTE_PYTHON = "python3"
 
 
-def open_host(entry: HostEntry) -> Host:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenHost:
+    """What is behind an inventory entry."""
+
+    host: Host
+    """Files and stage programs."""
+
+    gpus: GpuLocks | None
+    """Its GPUs; None where the entry names none."""
+
+
+def open_host(entry: HostEntry) -> OpenHost:
     """The host behind an entry. Raises InputError for settings that cannot be resolved."""
     if entry.via == SSH:
         return _over_ssh(entry)
     sweep(entry.work_dir)
-    python = {"python": entry.python} if entry.python else {}
-    return LocalHost(entry.name, entry.work_dir, threads=entry.threads, slots=entry.slots, **python)
+    python = entry.python or sys.executable
+    host = LocalHost(entry.name, entry.work_dir, threads=entry.threads, slots=entry.slots, python=python)
+    # A stage program here ends with its runner at once, so nothing is left to wait for.
+    return OpenHost(host=host, gpus=_gpus(entry, LocalShell(entry.name), python=python, lease_s=0.0))
+
+
+def _gpus(entry: HostEntry, shell: Shell, *, python: str, lease_s: float) -> GpuLocks | None:
+    if not entry.gpus:
+        return None
+    return GpuLocks(
+        shell,
+        work_dir=PurePosixPath(entry.work_dir),
+        python=python,
+        gpus=entry.gpus,
+        min_free_gib=entry.min_gpu_memory_gib,
+        lifetime_s=lock_lifetime_s(lease_s),
+    )
 
 
 def endpoint_of(entry: HostEntry) -> Endpoint:
@@ -60,14 +90,15 @@ def default_known_hosts() -> tuple[Path, ...]:
     return (Path.home() / ".ssh" / "known_hosts",)
 
 
-def _over_ssh(entry: HostEntry) -> SshHost:
+def _over_ssh(entry: HostEntry) -> OpenHost:
     access = entry.ssh or SshAccess()
     connection = Connection(endpoint_of(entry))
+    shell, python = SshShell(connection), entry.python or REMOTE_PYTHON
     work_dir = PurePosixPath(entry.work_dir)
     runner = RemoteRunner(
-        SshShell(connection),
+        shell,
         work_dir=work_dir,
-        python=entry.python or REMOTE_PYTHON,
+        python=python,
         code=pack_code(),
         threads=entry.threads,
         slots=entry.slots,
@@ -75,4 +106,5 @@ def _over_ssh(entry: HostEntry) -> SshHost:
         grace_s=access.grace_s,
         poll_s=min(1.0, access.silence_s / 5),
     )
-    return SshHost(connection, work_dir, runner=runner)
+    gpus = _gpus(entry, shell, python=python, lease_s=access.lease_s)
+    return OpenHost(host=SshHost(connection, work_dir, runner=runner), gpus=gpus)

@@ -24,6 +24,9 @@ ROLE_OF = {
 }
 """Stage -> the role that a host needs for it; `compare` runs on the relay."""
 
+NEEDS_GPU = ("references", "hidden-states")
+"""Stages that load the target; they take a GPU for themselves where the host names its GPUs."""
+
 _BLAMED = re.compile(r"\[([^\[\]]+)\]")
 
 

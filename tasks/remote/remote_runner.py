@@ -33,6 +33,7 @@ from tasks.remote.supervised_run import SupervisedRun
 log = logging.getLogger(__name__)
 
 LEASE_S = 300.0
+RENEWALS_A_LEASE = 4
 GRACE_S = 240.0
 POLL_S = 1.0
 END_GRACE_S = 15.0
@@ -55,7 +56,7 @@ class RemoteRunner:
         poll_s: float = POLL_S,
     ) -> None:
         self._shell, self._work_dir, self._python, self._code = shell, work_dir, python, code
-        self._variables = stage_variables(threads)
+        self._threads = threads
         self._slots = threading.BoundedSemaphore(slots)
         self._lease_s, self._grace_s, self._poll_s = lease_s, grace_s, poll_s
 
@@ -70,7 +71,8 @@ class RemoteRunner:
         try:
             code_dir = ensure_code(self._shell, self._code, work_dir=self._work_dir, python=self._python)
             directory = self._work_dir / "runs" / f"{request.key}-{uuid.uuid4().hex[:8]}"
-            run = SupervisedRun(self._shell, directory, python=self._python, code_dir=code_dir, variables=self._variables)
+            variables = stage_variables(self._threads, gpu=request.local.get("gpu"))
+            run = SupervisedRun(self._shell, directory, python=self._python, code_dir=code_dir, variables=variables)
             return self._run(run, request, what=what, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
         finally:
             self._slots.release()
@@ -102,7 +104,7 @@ class RemoteRunner:
             raise
         try:
             self._start(run, follower.patience, what)
-            with Lease(run, lease_s=self._lease_s):
+            with Lease(run.renew_lease, every_s=self._lease_s / RENEWALS_A_LEASE):
                 told = follower.follow()
         except BaseException as error:
             self._end(run, follower, error)

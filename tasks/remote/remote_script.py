@@ -1,57 +1,32 @@
 """One POSIX sh script running on a host, its input and output as streams.
 
-Two things stand between a script and its output. The login shell may be any shell and may print whatever it likes before
-our script begins: so the script travels in a form that no shell changes, and output counts from a random marker on. And
-an SSH channel has one window for both streams: so both are always drained.
+The login shell may print whatever it likes before our script begins: so output counts from a random marker on. And an SSH
+channel has one window for both streams: so both are always drained.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 
 import paramiko
 
 from dflash_model.errors import EvalError, HostError
 from tasks.remote.chain import WINDOW_BYTES
+from tasks.remote.command import command_line, kill_script, run_blindly
 from tasks.remote.connection import Connection
 from tasks.remote.ssh_errors import AGAIN, FOREIGN, translated
 
 POLL_S = 0.2
 EXIT_WAIT_S = 10.0
+LINK_WAIT_S = 0.4
 SEND_BYTES = (32 << 10) - 64
 """What sshd takes in one packet; more would be cut in two."""
 
 KEPT_NOISE_BYTES = 4096
-LONGEST_BYTES = 120_000
-"""Linux takes 128 KiB in one argument."""
-_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_/.,:=+@- ")
-
-
-def quote(path: PurePosixPath | str) -> str:
-    """A path or word as one word of an sh script."""
-    return shlex.quote(str(path))
-
-
-def command_line(script: str, marker: str) -> bytes:
-    """What the login shell is given: `exec` of an sh that prints the marker and its pid on both streams, then is the script.
-
-    The script is written with octal escapes, because csh breaks at a newline within quotes and fish reads backslashes in
-    them; the marker is joined from halves, so that a shell that echoes its commands does not print it.
-    """
-    half = len(marker) // 2
-    head = f"printf '%s%s %s\\n' {marker[:half]} {marker[half:]} $$\nprintf '%s%s\\n' {marker[:half]} {marker[half:]} >&2\n"
-    encoded = "".join(
-        chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in (head + script).encode("utf-8", "surrogateescape")
-    )
-    if len(encoded) > LONGEST_BYTES:
-        raise ValueError(f"a script of {len(script)} characters is too long for a command line; send it on stdin to `sh -s`")
-    return f"exec sh -c 'eval \"$(printf %b \"$1\")\"' sh '{encoded}'".encode()
 
 
 class RemoteScript:
@@ -68,18 +43,19 @@ class RemoteScript:
         self._doing = doing
         self._keep_bytes = keep_bytes
         self._marker = secrets.token_hex(16).encode()
+        self._token = secrets.token_hex(8)
         self._noise, self._err = bytearray(), bytearray()
         self._marked_err = False
         self._until: float | None = None
         self._moved_at = time.monotonic()
         self._deaf = False
-        self._finished = False
+        self._finished = self._spared = False
         with translated(self._host, doing):
             if script is None:
                 channel.invoke_subsystem("sftp")
-                self.pid, self._finished = 0, True
+                self.pid, self._spared = 0, True
             else:
-                channel.exec_command(command_line(script, self._marker.decode()))
+                channel.exec_command(command_line(script, marker=self._marker.decode(), token=self._token))
 
     @property
     def stderr(self) -> bytes:
@@ -177,19 +153,18 @@ class RemoteScript:
 
     def spare(self) -> None:
         """It need not be killed at the end: it ends by itself when its input does."""
-        self._finished = True
+        self._spared = True
 
     def end(self) -> None:
-        """Kill the script and all it started, if it still runs and the link is there. Raises nothing."""
-        transport = self._channel.get_transport()
-        if self._finished or self.pid is None or self._channel.exit_status_ready() or not transport.is_active():
+        """Kill the script and all it started, if it still runs; where the link is gone, as soon as it is there again."""
+        if self._finished or not self.pid or self._channel.exit_status != -1:
             return
-        script = f"kill -TERM -- -{self.pid}; sleep 0.3; kill -KILL -- -{self.pid}"
-        with contextlib.suppress(EvalError, *FOREIGN), self._connection.channel() as channel:
-            channel.settimeout(self._connection.endpoint.timeouts.channel)
-            channel.exec_command(command_line(script, secrets.token_hex(8)))
-            while channel.recv(WINDOW_BYTES):
-                pass
+        script = kill_script(self.pid, token=self._token)
+        if self._link_is_gone():
+            self._connection.later(script)
+        elif not (self._spared or self._channel.closed):
+            with contextlib.suppress(EvalError, *FOREIGN), self._connection.channel() as channel:
+                run_blindly(channel, script, timeout_s=self._connection.endpoint.timeouts.channel)
 
     def _after_marker(self, block: bytes) -> bytes | None:
         """What of the output so far is the script's own, None before the marker's line is complete."""
@@ -224,12 +199,17 @@ class RemoteScript:
             raise HostError(f"[{self._host}] nothing has moved for {stall_s:g} s while {self._doing}.", AGAIN)
 
     def _refuse_cut_link(self) -> None:
-        """Raise HostError if there is no exit status because the link is gone. paramiko closes the channels a moment before
-        it says that the transport has ended, so that gets a moment."""
-        for _ in range(20):
-            if not self._channel.get_transport().is_active():
-                raise HostError(f"[{self._host}] the connection was cut while {self._doing}.", AGAIN)
-            time.sleep(0.02)
+        """Raise HostError if there is no exit status because the link is gone."""
+        if self._link_is_gone():
+            raise HostError(f"[{self._host}] the connection was cut while {self._doing}.", AGAIN)
+
+    def _link_is_gone(self) -> bool:
+        """paramiko closes the channels a moment before it says that the transport has ended, so that gets a moment."""
+        transport = self._channel.get_transport()
+        until = time.monotonic() + LINK_WAIT_S
+        while transport.is_active() and self._channel.closed and time.monotonic() < until:
+            time.sleep(0.01)
+        return not transport.is_active()
 
     def _never_started(self) -> EvalError:
         if self._channel.exit_status == -1:

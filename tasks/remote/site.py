@@ -9,21 +9,23 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflash_model.artifacts import Manifest
 from dflash_model.digests import stage_key
-from dflash_model.errors import ArtifactLost, HostError, InputError
+from dflash_model.errors import ArtifactLost, HostBusy, HostError, InputError
 from dflash_model.stages.protocol import Request
 from dflash_model.stages.registry import STAGES
+from tasks.remote.gpu_lock import this_holder
 from tasks.remote.host import Host, OnEvent, literal_pattern
 from tasks.remote.inventory import RELAY, Inventory, read_inventory, single_machine
 from tasks.remote.ledger import Ledger
 from tasks.remote.opening import open_host
-from tasks.remote.placement import Avoided, blamed_host
+from tasks.remote.placement import NEEDS_GPU, Avoided, blamed_host
 from tasks.remote.transfer import OnBytes, artifact_path, copy_artifact
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,9 @@ class Site:
         self.inventory = inventory
         self.home = home
         self.ledger = Ledger(home / RELAY / "ledger")
-        self._hosts = {entry.name: open_host(entry) for entry in inventory.hosts}
+        opened = {entry.name: open_host(entry) for entry in inventory.hosts}
+        self._hosts = {name: one.host for name, one in opened.items()}
+        self._gpus = {name: one.gpus for name, one in opened.items()}
         self._holders = [entry.name for entry in inventory.hosts if entry.roles != ("train",)]
         self.avoided = Avoided()
         self._guard = threading.Lock()
@@ -169,23 +173,24 @@ class Site:
         deadline_s: float,
         on_event: OnEvent,
         on_skip: OnSkip = _say_nothing,
+        run_id: str = "",
     ) -> Found:
         """The artifact of `work`: found on any host, or made on the first of `hosts` that can. Small ones are kept on the relay too.
 
-        Raises HostError with every candidate's reason where none can; a stage's own error is raised as it is.
+        `run_id` tells others who holds a GPU. Raises HostError with every candidate's reason where none can; a stage's own error is raised as it is.
         """
         found = self.find(work.key, prefer=hosts[0])
         if found is None:
-            found = self._make_somewhere(
-                work, hosts, log_path=log_path, deadline_s=deadline_s, on_event=on_event, on_skip=on_skip
-            )
+
+            def make(name: str) -> Found:
+                return self._make(work, name, log_path=log_path, deadline_s=deadline_s, on_event=on_event, run_id=run_id)
+
+            found = self._make_somewhere(work, hosts, make=make, on_skip=on_skip)
         if STAGES[work.stage].small:
             self.bring(work.key, RELAY)
         return found
 
-    def _make_somewhere(
-        self, work: Work, hosts: Sequence[str], *, log_path: Path, deadline_s: float, on_event: OnEvent, on_skip: OnSkip
-    ) -> Found:
+    def _make_somewhere(self, work: Work, hosts: Sequence[str], *, make: Callable[[str], Found], on_skip: OnSkip) -> Found:
         reasons: list[HostError] = []
         for name in hosts:
             avoided = self.avoided.reason(name)
@@ -196,7 +201,11 @@ class Site:
             try:
                 for key, _ in work.inputs.values():
                     self.bring(key, name)
-                return self._make(work, name, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
+                return make(name)
+            except HostBusy as exc:
+                # The host is well: it keeps being asked for what it holds, and for a GPU the next time.
+                reasons.append(exc)
+                on_skip(name, exc.problem)
             except HostError as exc:
                 blamed = blamed_host(exc) or name
                 self.avoided.note(blamed, exc.problem)
@@ -227,20 +236,31 @@ class Site:
         files = [f for f in there.glob(f"{literal_pattern(directory)}/*") if not f.is_dir]
         return [[f.path.name, f.size_bytes, f.mtime_ns] for f in files]
 
-    def _make(self, work: Work, name: str, *, log_path: Path, deadline_s: float, on_event: OnEvent) -> Found:
+    def _make(self, work: Work, name: str, *, log_path: Path, deadline_s: float, on_event: OnEvent, run_id: str) -> Found:
         host = self.host(name)
-        request = Request(
-            stage=work.stage,
-            key=work.key,
-            work_dir=Path(host.work_dir),
-            inputs={role: key for role, (key, _) in work.inputs.items()},
-            parameters=work.parameters,
-            local=work.local | {"threads": self.inventory.entry(name).threads},
-        )
-        run = host.run_stage(request, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
+        with self._gpu_facts(work.stage, name, run_id) as gpu:
+            request = Request(
+                stage=work.stage,
+                key=work.key,
+                work_dir=Path(host.work_dir),
+                inputs={role: key for role, (key, _) in work.inputs.items()},
+                parameters=work.parameters,
+                local=work.local | {"threads": self.inventory.entry(name).threads} | gpu,
+            )
+            run = host.run_stage(request, log_path=log_path, deadline_s=deadline_s, on_event=on_event)
         self.ledger.record(run.manifest, name)
         log.info("[%s] %s done in %.1f s, peak %d MiB", name, work.key, run.seconds, run.peak_rss_bytes >> 20)
         return Found(manifest=run.manifest, host=name)
+
+    @contextmanager
+    def _gpu_facts(self, stage: str, name: str, run_id: str) -> Iterator[dict[str, Any]]:
+        """What a request says of its GPU, which is held while the body runs; {} where the stage or the host has none to hold."""
+        gpus = self._gpus[name] if stage in NEEDS_GPU else None
+        if gpus is None:
+            yield {}
+            return
+        with gpus.holding(this_holder(run_id)) as gpu:
+            yield gpu.local
 
 
 def open_site(home: str, inventory_path: str | None) -> Site:

@@ -13,12 +13,13 @@ from pathlib import PurePosixPath
 
 from dflash_model.artifacts import Manifest
 from dflash_model.storage import MANIFEST_NAME
-from tasks.remote.remote_script import quote
+from tasks.remote.command import quote
 from tasks.remote.ssh_errors import script_failed
 from tasks.remote.ssh_shell import SshShell
 
 LOOK_S = 120.0
 NAMES_AT_ONCE = 500
+NO_DIRECTORY = "none"
 _TOOLS = """export LC_ALL=C
 exec 2>/dev/null
 if stat -L -c %s /; then sizes() { stat -L -c %s -- "$@"; }
@@ -57,7 +58,7 @@ def _ask(shell: SshShell, directory: PurePosixPath, wanted: Sequence[str], unmea
     doing = f"looking for {next(iter([*wanted, *unmeasured]))}"
     # Nothing in a manifest is a random word, so it ends an answer; the script is not bound by a command line's length.
     end = secrets.token_hex(16)
-    lines = [_TOOLS, f"cd -- {quote(directory)} || exit 0"]
+    lines = [_TOOLS, f"cd -- {quote(directory)} || {{ printf {NO_DIRECTORY}; exit 0; }}"]
     for key in wanted:
         path = quote(f"./{key}/{MANIFEST_NAME}")
         lines.append(f"if [ -f {path} ]; then cat {path}; fi; printf %s {end}")
@@ -69,7 +70,7 @@ def _ask(shell: SshShell, directory: PurePosixPath, wanted: Sequence[str], unmea
     done = shell.run_for(doing, "exec sh -s", stdin="\n".join([*lines, ""]).encode("utf-8", "surrogateescape"), timeout_s=LOOK_S)
     answers = done.stdout.split(end.encode())[:-1]
     expected = len(wanted) + len(unmeasured)
-    if done.exit_code == 0 and not answers:
+    if done.exit_code == 0 and done.stdout == NO_DIRECTORY.encode():
         return [b""] * expected
     if done.exit_code != 0 or len(answers) != expected:
         raise script_failed(shell.name, doing, exit_code=done.exit_code, stderr=done.stderr)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from tasks.remote.command import quote
 from tasks.remote.host import FileFacts
-from tasks.remote.remote_script import quote
 from tasks.remote.sftp_sessions import SftpSessions
 from tasks.remote.ssh_errors import script_failed
 from tasks.remote.ssh_shell import SshShell

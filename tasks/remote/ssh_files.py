@@ -6,8 +6,8 @@ must have come.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -15,15 +15,18 @@ from pathlib import PurePosixPath
 
 from dflash_model.checkpoint.source import ByteSource
 from dflash_model.errors import EvalError, HostError
+from tasks.remote.command import quote
 from tasks.remote.connection import Connection
 from tasks.remote.host import FileFacts
-from tasks.remote.remote_script import RemoteScript, quote, remote_script
+from tasks.remote.remote_script import RemoteScript, remote_script
 from tasks.remote.sftp_sessions import SftpSessions
 from tasks.remote.ssh_errors import AGAIN, script_failed
 from tasks.remote.ssh_facts import SshFacts
 from tasks.remote.ssh_glob import Entry, candidates
 from tasks.remote.ssh_shell import SshShell
 from tasks.remote.ssh_source import open_source
+
+log = logging.getLogger(__name__)
 
 SHORT_S = 60.0
 LONG_S = 600.0
@@ -43,6 +46,12 @@ _WRITE = """mkdir -p -- {directory} && cat > {file} || exit 1
 if sync --help 2>&1 | grep -q FILE; then sync {file} || exit 1; fi
 wc -c < {file}
 """
+_CONTINUE = """dd if=/dev/null of={file} bs=1 seek={offset} 2>/dev/null || exit 1
+cat >> {file} || exit 1
+if sync --help 2>&1 | grep -q FILE; then sync {file} || exit 1; fi
+wc -c < {file}
+"""
+"""dd with nothing to copy cuts the file at `offset`: an earlier `cat` may have written on after it was asked for its size."""
 _RENAME = """mkdir -p -- {directory} || exit 1
 if [ -d {to} ] && [ ! -L {to} ]; then echo {to}': Is a directory' >&2; exit 1; fi
 if mv --help 2>&1 | grep -q no-target-directory; then exec mv -f -T -- {file} {to}; else exec mv -f -- {file} {to}; fi
@@ -84,28 +93,33 @@ class SshFiles:
         """Random read access to one file, opened once. Raises CheckpointError, StorageError, HostError when entered."""
         return open_source(self.name, path, sessions=self._sessions, looking=self._facts)
 
-    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
-        """The file's bytes in order, in blocks of up to a window. Raises EvalError."""
+    def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
+        """The file's bytes from `offset` on, in order, in blocks of up to a window. Raises EvalError."""
         doing = f"reading {path}"
-        with remote_script(self._connection, f"{_C}exec cat -- {quote(path)}\n", doing=doing) as running:
+        script = f"{_C}exec tail -c +{offset + 1} -- {quote(path)}\n" if offset else f"{_C}exec cat -- {quote(path)}\n"
+        with remote_script(self._connection, script, doing=doing) as running:
             while block := running.read():
                 yield block
             self._require_success(running, doing)
 
-    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
-        """Create or replace a file; synced when this returns where that host can. Parents are made. Raises EvalError."""
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes], *, offset: int = 0, keep: bool = False) -> None:
+        """Create or replace a file, or go on behind its first `offset` bytes; synced when this returns where that host can.
+
+        Parents are made. `keep`: what arrived before an error stays. Raises EvalError.
+        """
         whole = False
         try:
-            self._write(path, blocks)
+            self._write(path, blocks, offset)
             whole = True
         finally:
-            if not whole:
+            if not whole and not keep:
                 self._remove_quietly(path)
 
-    def _write(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
+    def _write(self, path: PurePosixPath, blocks: Iterable[bytes], offset: int) -> None:
         doing = f"writing {path}"
-        script = _C + _WRITE.format(directory=quote(path.parent), file=quote(path))
-        sent = 0
+        template = _CONTINUE if offset else _WRITE
+        script = _C + template.format(directory=quote(path.parent), file=quote(path), offset=offset)
+        sent = offset
         with remote_script(self._connection, script, doing=doing) as running:
             for block in blocks:
                 if not running.write(block):
@@ -124,9 +138,17 @@ class SshFiles:
             raise script_failed(self.name, doing, exit_code=code, stderr=running.stderr)
 
     def _remove_quietly(self, path: PurePosixPath) -> None:
-        """Remove what a failed write left, but never a directory that stood in its way. Where the link is cut it stays."""
-        with contextlib.suppress(EvalError):
-            self._run(f"removing {path}", f"rm -f -- {quote(path)}\n", timeout_s=SHORT_S)
+        """Remove what a failed write left, but never a directory that stood in its way; on a cut link, when it is mended."""
+        script = f"rm -f -- {quote(path)}\n"
+        if not self._connection.is_alive:
+            self._connection.later(script)
+            return
+        try:
+            self._run(f"removing {path}", script, timeout_s=SHORT_S)
+        except HostError:
+            self._connection.later(script)
+        except EvalError as exc:
+            log.debug("%s", exc)
 
     def sha256(self, path: PurePosixPath) -> str:
         """sha256 of a file, computed on its host, or here from its bytes where that has no program for it. Raises EvalError."""

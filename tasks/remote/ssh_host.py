@@ -49,13 +49,13 @@ class SshHost:
         """Random read access to one file, opened once (when entered)."""
         return self._files.open_source(path)
 
-    def read_blocks(self, path: PurePosixPath) -> Iterator[bytes]:
-        """The file's bytes in order."""
-        return self._files.read_blocks(path)
+    def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
+        """The file's bytes from `offset` on, in order."""
+        return self._files.read_blocks(path, offset=offset)
 
-    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes]) -> None:
-        """Create or replace a file; synced when this returns. Parent directories are made."""
-        self._files.write_blocks(path, blocks)
+    def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes], *, offset: int = 0, keep: bool = False) -> None:
+        """Create or replace a file, or go on behind its first `offset` bytes; synced when this returns. Parents are made."""
+        self._files.write_blocks(path, blocks, offset=offset, keep=keep)
 
     def sha256(self, path: PurePosixPath) -> str:
         """sha256 of a file, computed on its host."""

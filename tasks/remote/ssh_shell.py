@@ -6,8 +6,9 @@ import secrets
 from pathlib import PurePosixPath
 
 from dflash_model.errors import StorageError
+from tasks.remote.command import quote
 from tasks.remote.connection import Connection
-from tasks.remote.remote_script import POLL_S, RemoteScript, quote, remote_script
+from tasks.remote.remote_script import POLL_S, RemoteScript, remote_script
 from tasks.remote.shell import Completed
 from tasks.remote.ssh_errors import script_failed
 

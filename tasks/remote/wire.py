@@ -125,7 +125,7 @@ class Watch:
             asked_at = time.monotonic()
             threading.Thread(target=self._ask, name=f"keepalive {self._host}", daemon=True).start()
             if not self._heard_since(asked_at):
-                log.warning("[%s] nothing heard for %.0f s, the connection is cut", self._host, self._limits.io)
+                log.warning("[%s] nothing heard for %g s, the connection is cut", self._host, self._limits.io)
                 self._wire.cut()
                 return
 

@@ -8,9 +8,6 @@ and in the page cache, so the seconds are the processor's.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import resource
 import subprocess
 import sys
@@ -20,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from reporting import Row, arguments, report, row
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -46,12 +43,6 @@ def timed(act: Callable[[], Any]) -> float:
     return min(seconds)
 
 
-def result(what: str, value: float, unit: str, *, most: float | None = None) -> dict[str, Any]:
-    """One row; a row without a bar is reported only."""
-    bar = None if most is None else f"<= {most:g}"
-    return {"what": what, "value": round(value, 3), "unit": unit, "bar": bar, "holds": None if most is None else value <= most}
-
-
 def index(path: Path) -> int:
     """Directory, pickle, tensors by path, plain data, digest."""
     with LocalFile(path) as source:
@@ -61,7 +52,7 @@ def index(path: Path) -> int:
         return len(file.by_path())
 
 
-def indexing(directory: Path) -> list[dict[str, Any]]:
+def indexing(directory: Path) -> list[Row]:
     """20,000 tensors of two elements each, zip and legacy."""
     state = {f"layers.{i // 100}.part{i % 100}.weight": torch.zeros(2) for i in range(TENSORS)}
     rows = []
@@ -70,12 +61,12 @@ def indexing(directory: Path) -> list[dict[str, Any]]:
         torch.save({"model_state_dict": state, "step": 1}, path, **options)
         if index(path) != TENSORS:
             raise AssertionError(form)
-        rows.append(result(f"index_20000_tensors_{form}", timed(lambda path=path: index(path)), "s", most=INDEX_BAR_S))
+        rows.append(row(f"index_20000_tensors_{form}", timed(lambda path=path: index(path)), "s", most=INDEX_BAR_S))
     load = timed(lambda: torch.load(directory / "zip.pt", weights_only=True))
     return [
         *rows,
-        result("torch_load_20000_tensors", load, "s"),
-        result("index_peak_memory", peak_megabytes(directory / "zip.pt"), "MB"),
+        row("torch_load_20000_tensors", load, "s"),
+        row("index_peak_memory", peak_megabytes(directory / "zip.pt"), "MB"),
     ]
 
 
@@ -94,7 +85,7 @@ def peak_megabytes(path: Path) -> float:
     return float(done.stdout)
 
 
-def extraction(directory: Path, megabytes: int) -> list[dict[str, Any]]:
+def extraction(directory: Path, megabytes: int) -> list[Row]:
     """A training state of `megabytes` whose drafter is a third of it, to safetensors: this reader and torch."""
     rows = max(1, megabytes * (1 << 20) // 3 // 4 // 1024 // 24)
     weights = {f"layers.{i}.weight": torch.randn(rows, 1024) for i in range(24)}
@@ -113,32 +104,24 @@ def extraction(directory: Path, megabytes: int) -> list[dict[str, Any]]:
     if any(not torch.equal(tensor, weights[name]) for name, tensor in load_file(ours).items()):
         raise AssertionError("extraction differs")
     with LocalFile(path) as source:
-        report = extract_weights(source, ours)
+        extracted = extract_weights(source, ours)
     size = path.stat().st_size
     return [
-        *(result(f"{name}_{megabytes}_mb_training_state", value, "s") for name, value in seconds.items()),
-        result("share_of_the_file_read", report.bytes_read / size, "share", most=0.35),
+        *(row(f"{name}_{megabytes}_mb_training_state", value, "s") for name, value in seconds.items()),
+        row("share_of_the_file_read", extracted.bytes_read / size, "share", most=0.35),
     ]
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser = arguments(__doc__)
     parser.add_argument("--megabytes", type=int, default=256)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         rows = indexing(Path(directory)) + extraction(Path(directory), options.megabytes)
-    for row in rows:
-        print(
-            f"{row['what']:48} {row['value']:8} {row['unit']:6} {row['bar'] or '':8} {'' if row['holds'] is None else row['holds']}"
-        )
     print(f"peak memory of this program: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB", file=sys.stderr)
-    if options.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-        machine = f"{platform.machine()}, {platform.system()}"
-        print(json.dumps({"name": "checkpoint_reader", "machine": machine, "versions": versions, "results": rows}))
+    report("checkpoint_reader", rows, packages=("numpy", "torch"), as_json=options.json)
 
 
 if __name__ == "__main__":

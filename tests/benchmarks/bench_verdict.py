@@ -8,9 +8,6 @@ With --json the last line of stdout is {"name", "machine", "versions", "results"
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+from reporting import Row, arguments, report, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -165,14 +162,12 @@ def power(prompts: int, simulations: int) -> float:
     return share(verdicts(people, prompts, simulations, rules=Rules(resamples=RESAMPLES)), BETTER)
 
 
-def result(
-    what: str, value: float, *, bar: str | None = None, holds: bool | None = None, unit: str = "share"
-) -> dict[str, object]:
-    """One row of the results; without a bar it is reported only."""
-    return {"what": what, "value": round(value, 4), "unit": unit, "bar": bar, "holds": holds}
+def share_row(what: str, value: float, *, most: float | None = None, least: float | None = None) -> Row:
+    """One row that is a share of all simulations."""
+    return row(what, value, "share", most=most, least=least, digits=4)
 
 
-def measure(simulations: int) -> list[dict[str, object]]:
+def measure(simulations: int) -> list[Row]:
     """All rows; progress goes to stderr."""
     covered: dict[int, list[float]] = {}
     for prompts in (10, *SIZES):
@@ -186,41 +181,34 @@ def measure(simulations: int) -> list[dict[str, object]]:
                 covered.setdefault(1000 + prompts, []).append(found["difference"])
     values = [value for prompts in SIZES for value in covered[prompts]]
     rows = [
-        result("coverage_min", min(values), bar=">= 0.93", holds=min(values) >= 0.93),
-        result("coverage_max", max(values), bar="<= 0.97", holds=max(values) <= 0.97),
-        result("coverage_n10", min(covered[1010])),
-        result("coverage_n10_all_statistics", min(covered[10])),
+        share_row("coverage_min", min(values), least=0.93),
+        share_row("coverage_max", max(values), most=0.97),
+        share_row("coverage_n10", min(covered[1010])),
+        share_row("coverage_n10_all_statistics", min(covered[10])),
     ]
-    rows += [result(f"coverage_rare_n{prompts}", covered[-prompts][0]) for prompts in SIZES]
+    rows += [share_row(f"coverage_rare_n{prompts}", covered[-prompts][0]) for prompts in SIZES]
     told: dict[str, list[float]] = {}
     for prompts in SIZES:
         for kind, rates in false_verdicts(prompts, simulations // 4).items():
             print(f"n={prompts} false {kind}: " + ", ".join(f"{rate:.3f}" for rate in rates), file=sys.stderr)
             told.setdefault(kind, []).extend(rates)
     means = {kind: sum(rates) / len(rates) for kind, rates in told.items()}
-    rows.append(result("false_verdicts", max(means.values()), bar="<= 0.05", holds=max(means.values()) <= 0.05))
-    rows += [result(f"false_{kind}", rate) for kind, rate in means.items()]
-    rows.append(result("false_verdicts_worst_cell", max(max(rates) for rates in told.values())))
-    rows += [result(f"power_5_percent_n{prompts}", power(prompts, simulations // 4)) for prompts in (20, 50, 100, 200)]
+    rows.append(share_row("false_verdicts", max(means.values()), most=0.05))
+    rows += [share_row(f"false_{kind}", rate) for kind, rate in means.items()]
+    rows.append(share_row("false_verdicts_worst_cell", max(max(rates) for rates in told.values())))
+    rows += [share_row(f"power_5_percent_n{prompts}", power(prompts, simulations // 4)) for prompts in (20, 50, 100, 200)]
     return rows
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser = arguments(__doc__)
     parser.add_argument("--simulations", type=int, default=2000)
     options = parser.parse_args()
     started = time.perf_counter()
     rows = measure(options.simulations)
-    rows.append(result("wall_time", time.perf_counter() - started, unit="s"))
-    for row in rows:
-        holds = "" if row["holds"] is None else row["holds"]
-        print(f"{row['what']:32} {row['value']:8} {row['unit']:6} {row['bar'] or '':8} {holds}")
-    if options.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
-        machine = f"{platform.machine()}, {platform.system()}"
-        print(json.dumps({"name": "verdict", "machine": machine, "versions": versions, "results": rows}))
+    rows.append(row("wall_time", time.perf_counter() - started, "s"))
+    report("verdict", rows, packages=("numpy", "scipy"), as_json=options.json)
 
 
 if __name__ == "__main__":
