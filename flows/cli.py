@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dflash_model import __version__
@@ -219,19 +217,6 @@ def _home(options: argparse.Namespace) -> Path:
     from tasks.remote.site import default_home
 
     return options.home.expanduser().resolve() if options.home else default_home()
-
-
-def end_on_signals() -> None:
-    """Make Ctrl-C and SIGTERM end every stage program first, so that nobody waits for them and none stays behind."""
-    from tasks.remote.processes import end_everything
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        end_everything()
-        signal.signal(number, signal.default_int_handler)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)
 
 
 def _say_error(error: EvalError) -> None:

@@ -50,8 +50,8 @@ def run(parameters: EvaluateParameters) -> dict[str, Any]:
 
 
 def _run(parameters: EvaluateParameters) -> dict[str, Any]:
-    from flows.cli import end_on_signals
     from flows.evaluate import evaluate, place_of
+    from flows.signals import end_on_signals
     from flows.terminal import Terminal
     from tasks.events import listening
     from tasks.remote.processes import allow_children
