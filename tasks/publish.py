@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dflash_model.report import render_report
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from dflash_model.report import render_report
 from dflash_model.storage import read_json, write_file, write_json
 from dflash_model.table import drafter_markdown
 from tasks.settings import ALWAYS, RunPlace
