@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flows.plan import PlanRow
 
 
+FILE_WIDTH = 160
+
+
 def run_or_plan(make_parameters: Callable[[], EvaluateParameters], home: Path, *, plan: bool) -> int:
     """Run or plan the evaluation that `make_parameters` describes; returns the exit code. Raises EvalError."""
     prepare(home)
@@ -61,7 +64,7 @@ def _run(parameters: EvaluateParameters) -> dict[str, Any]:
     quiet_console(place.directory / "logs" / "flow.log")
     allow_children()
     end_on_signals()
-    console = Console()
+    console = _console()
     console.print(f"Evaluation [bold]{place.run_id}[/bold]")
     try:
         with Terminal(console) as terminal, listening(terminal):
@@ -73,6 +76,12 @@ def _run(parameters: EvaluateParameters) -> dict[str, Any]:
         raise Cancelled("Interrupted; every stage program has ended.", f"`dflash-eval rerun {place.run_id}` goes on.") from None
     _print_outcome(console, outcome)
     return outcome
+
+
+def _console() -> Console:
+    """A terminal as wide as it is; into a file or pipe as wide as the whole table needs."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=FILE_WIDTH)
 
 
 def _print_outcome(console: Console, outcome: dict[str, Any]) -> None:
