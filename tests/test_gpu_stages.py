@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,17 +23,19 @@ from tasks.remote.placement import NEEDS_GPU
 from tasks.remote.remote_runner import RemoteRunner
 from tasks.remote.site import Found, Site, Work
 from tests.gpu_bench import OTHER, GpuBench, busy, leave_lock, until
+from tests.local_shell import LocalShell as FaultyShell
 
 ROOT = Path(__file__).resolve().parent.parent
 
 FAKE = """
-import json, os, runpy, sys, types
+import json, os, runpy, sys, time, types
 def run(context):
     locks = context.request.work_dir / "locks"
     context.milestone(json.dumps({
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "order": os.environ.get("CUDA_DEVICE_ORDER"),
         "device": context.local.get("device", "cpu"), "locked": sorted(p.name for p in locks.glob("gpu-*")),
         "holders": sorted(json.loads(p.read_text())["holder"] for p in locks.glob("gpu-*"))}))
+    time.sleep(context.parameters.get("sleep_s", 0))
     if context.parameters.get("fail"):
         raise ZeroDivisionError("oops")
     with context.writing() as writer:
@@ -190,6 +194,33 @@ def test_two_stages_at_a_time_take_the_gpus_of_two_hosts(bench: GpuBench, tmp_pa
         second_is_done.set()
         first.join(timeout=30)
     assert [one.host for one in found] == ["a"]
+
+
+def test_the_gpu_of_a_stage_that_may_run_on_is_not_given_back(
+    bench: GpuBench, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, living: Callable[[Path], list[str]]
+) -> None:
+    """The link goes down, the host is given up, the link is back at once: the stage runs on until its lease lapses."""
+    monkeypatch.setenv("PATH", os.defpath)
+    shell, work_dir = FaultyShell(), PurePosixPath(bench.work_dir)
+    runner = RemoteRunner(
+        shell, work_dir=work_dir, python=python, code=pack_code(), threads=1, slots=1, poll_s=0.05, lease_s=2, grace_s=0.6
+    )
+    request = Request(
+        stage="references", key="references-x", work_dir=bench.work_dir, inputs={}, parameters={"sleep_s": 60}, local={}
+    )
+
+    def run_stage() -> None:
+        with bench.locks(shell=LocalShell("h")).holding("a"):
+            runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: shell.cut(3))
+
+    with pytest.raises(HostError, match="could not be confirmed that it is gone"):
+        run_stage()
+    assert living(tmp_path) != []
+    assert "gpu 0 is held by a until" in busy(bench.locks())
+    end = time.monotonic() + 20
+    while living(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert living(tmp_path) == []
 
 
 @pytest.mark.parametrize("transport", ["local", "remote"])

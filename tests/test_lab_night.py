@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from dflash_model.errors import HostError
+from dflash_model.errors import DeadlineExceeded, HostError
+from dflash_model.stages.registry import STAGES
 from flows.parameters import DrafterSource, EvaluateParameters, TargetSource
 from tasks.events import Event, listening
 
@@ -135,15 +136,21 @@ def test_states_that_died_with_their_host_are_made_again_elsewhere(lab: Lab, nig
 
 
 def test_a_short_cut_of_the_link_loses_nothing(lab: Lab, night: EvaluateParameters) -> None:
+    started: list[int] = []
+
     def cut() -> None:
+        started.extend(pid for pid, line in lab.processes("gpu-a").items() if "dflash_model.stages references" in line)
         lab.cut_link("gpu-a")
-        time.sleep(4)
+        time.sleep(5)
         lab.mend_link("gpu-a")
 
-    skipped: list[str] = []
-    outcome = run(night, When("references", cut), lambda e: skipped.append(e.message) if "passed over" in e.message else None)
+    heard: list[str] = []
+    outcome = run(night, When("references", cut), lambda event: heard.append(event.message))
     assert rows(outcome)["references"] == ("ran", "gpu-a")
-    assert skipped == []
+    assert len(started) == 1
+    assert not any("passed over" in message for message in heard)
+    # The one process that was cut off is the one that finished: nobody loaded the target for references a second time.
+    assert sum("references," in message for message in heard) == 1
 
 
 def test_kill_9_of_the_relay_ends_the_remote_program_by_its_lease_and_the_next_run_goes_on(
@@ -177,3 +184,46 @@ def test_kill_9_of_the_relay_ends_the_remote_program_by_its_lease_and_the_next_r
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((Path(str(night.home)) / "runs" / "latest" / "result.json").read_text())
     assert len(result["drafters"]) == 2
+
+
+def test_a_deadline_in_each_stage_ends_its_program(
+    lab: Lab, night: EvaluateParameters, living: Callable[[Path], list[str]]
+) -> None:
+    """Last stage first, so that each finds its inputs done. References run beside the tables and may be ended first."""
+    run(night)
+    for stage in reversed(list(STAGES)):
+        with pytest.raises(DeadlineExceeded, match=f"stage ({stage}|references) ran past its deadline"):
+            run(night.model_copy(update={"redo_from": stage, "deadline_s": 0.05}))
+        left = {name: lab.processes(name) for name in lab.hosts if any("dflash_model" in p for p in lab.processes(name).values())}
+        assert left == {}, stage
+        assert living(Path(str(night.home))) == [], stage
+    assert rows(run(night))["compare"][0] == "ran"
+
+
+def test_a_link_that_stays_down_is_noticed_in_time_and_leaves_nothing_when_it_returns(
+    lab: Lab, night: EvaluateParameters
+) -> None:
+    cut_at: list[float] = []
+
+    def cut() -> None:
+        lab.cut_link("gpu-a")
+        cut_at.append(time.monotonic())
+
+    noticed: list[float] = []
+    given = night.model_copy(update={"placement": {"hidden-states": ["gpu-a"]}, "failover": False})
+    try:
+        with pytest.raises(HostError, match="gpu-a"):
+            run(
+                given,
+                When("hidden states", cut),
+                lambda e: noticed.append(time.monotonic()) if "passed over" in e.message else None,
+            )
+        # silence_s 3 until the link counts as cut, grace_s 6 until its host counts as down, and a connection's own time-outs.
+        assert noticed[0] - cut_at[0] < 3 + 6 + 8
+        until = time.monotonic() + LEASE_S + 10
+        while any("dflash_model" in line for line in lab.processes("gpu-a").values()) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not any("dflash_model" in line for line in lab.processes("gpu-a").values())
+    finally:
+        lab.mend_link("gpu-a")
+    shutil.rmtree(lab.disk("gpu-a") / "work" / "runs", ignore_errors=True)

@@ -25,8 +25,8 @@ Living = Callable[[Path], list[str]]
 
 
 @contextmanager
-def served(night: EvaluateParameters, tmp_path: Path) -> Iterator[Callable[[], UUID]]:
-    """`dflash-eval serve` on the session's Prefect server; yields a function that starts a run and gives its id."""
+def served(night: EvaluateParameters, tmp_path: Path) -> Iterator[Callable[..., UUID]]:
+    """`dflash-eval serve` on the session's Prefect server; yields a function that starts a run, with changes, and gives its id."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL
 
@@ -37,7 +37,7 @@ def served(night: EvaluateParameters, tmp_path: Path) -> Iterator[Callable[[], U
     with (tmp_path / "serve.log").open("w") as log:
         server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True, cwd=tmp_path)
 
-    def start() -> UUID:
+    def start(**changes: Any) -> UUID:
         with get_client(sync_client=True) as client:
             until = time.monotonic() + 60
             while True:
@@ -48,7 +48,8 @@ def served(night: EvaluateParameters, tmp_path: Path) -> Iterator[Callable[[], U
                     if time.monotonic() > until:
                         raise AssertionError((tmp_path / "serve.log").read_text()) from exc
                     time.sleep(0.5)
-            return client.create_flow_run_from_deployment(deployment.id).id
+            chosen = {"parameters": night.model_copy(update=changes).model_dump(mode="json")}
+            return client.create_flow_run_from_deployment(deployment.id, parameters=chosen).id
 
     try:
         yield start
@@ -85,21 +86,25 @@ def runs_stage(lab: Lab, stage: str) -> bool:
     return any(stage in line for name in ("eval", "gpu-a", "gpu-b") for line in lab.processes(name).values())
 
 
-def test_a_cancel_from_the_api_ends_the_remote_program(
+def test_a_cancel_from_the_api_in_each_stage_ends_its_program(
     lab: Lab, night: EvaluateParameters, tmp_path: Path, living: Living
 ) -> None:
+    """Last stage first, so that each finds its inputs done. The stages that take no second cannot be met by a cancel."""
     from prefect.states import Cancelling
 
+    stages = ("replay", "hidden-states", "references", "target-tables")
     with served(night, tmp_path) as start:
-        for stage in ("references", "hidden-states"):
-            run_id = start()
+        done = start()
+        wait_for(lambda: state_of(done).is_final(), seconds=180, why=lambda: (tmp_path / "serve.log").read_text())
+        assert state_of(done).is_completed()
+        for stage in stages:
+            run_id = start(redo_from=stage)
             wait_for(lambda stage=stage: runs_stage(lab, stage), seconds=120, why=lambda: (tmp_path / "serve.log").read_text())
             set_state(run_id, Cancelling())
-            wait_for(
-                lambda run_id=run_id: state_of(run_id).name == "Cancelled", seconds=90, why=lambda r=run_id: str(state_of(r))
-            )
-            wait_for(lambda: not any(runs_stage(lab, name) for name in ("references", "hidden-states")), seconds=15)
-    assert living(tmp_path) == []
+            wait_for(lambda run_id=run_id: state_of(run_id).is_final(), seconds=90, why=lambda r=run_id: str(state_of(r)))
+            assert state_of(run_id).name == "Cancelled"
+            wait_for(lambda: not any(runs_stage(lab, name) for name in stages), seconds=15)
+    wait_for(lambda: living(tmp_path) == [], seconds=20, why=lambda: str(living(tmp_path)))
 
 
 def test_a_retry_from_the_api_goes_on_elsewhere_after_the_variable_was_changed(

@@ -12,6 +12,16 @@ from pathlib import Path
 from dflash_model.errors import Cancelled, DeadlineExceeded, EvalError, HostError, StageError, StageKilled, from_json
 from dflash_model.stages.protocol import EXIT_DEFECT
 
+NOT_CONFIRMED = "It could not be confirmed that it is gone"
+STUCK = "even by signal 9"
+"""Words of the sentences that tell that something of a stage may run on; see `may_still_run`."""
+
+
+def may_still_run(error: BaseException) -> bool:
+    """True where an error of a stage says that its processes may not have ended: then what it used is not free yet."""
+    said = " ".join([str(error), *getattr(error, "__notes__", ())])
+    return NOT_CONFIRMED in said or STUCK in said
+
 
 def stage_failure(error_json: bytes | None, *, exit_code: int, peak_rss_bytes: int, what: str, log_path: Path) -> EvalError:
     """The error of a stage program that ended by itself with another code than 0; `error_json` is what it left, if anything."""

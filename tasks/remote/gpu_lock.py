@@ -23,6 +23,7 @@ from typing import Any
 
 from dflash_model.errors import EvalError, HostBusy, HostError
 from dflash_model.stages.process_groups import ProcessIdentity
+from tasks.remote import failures
 from tasks.remote.code import last_line
 from tasks.remote.lease import Lease
 from tasks.remote.patience import Patience
@@ -84,16 +85,25 @@ class GpuLocks:
 
     @contextmanager
     def holding(self, holder: str) -> Iterator[HeldGpu]:
-        """Hold a GPU while the body runs. Raises HostBusy where none is free, HostError."""
+        """Hold a GPU while the body runs, which runs a stage there. Raises HostBusy where none is free, HostError.
+
+        Where the body's error says that the stage may run on, the lock is not given back: it ends by itself, after the stage.
+        """
         token = uuid.uuid4().hex
         gpu = self._take(holder, token)
-        done = False
+        done, over = False, True
         try:
             with Lease(_Renewal(functools.partial(self._renew, gpu.number, token)), every_s=self._lifetime_s / RENEWALS_A_LIFE):
                 yield gpu
             done = True
+        except BaseException as exc:
+            over = not failures.may_still_run(exc)
+            raise
         finally:
-            self._release(gpu.number, token, patient=done)
+            if over:
+                self._release(gpu.number, token, patient=done)
+            else:
+                log.warning("[%s] gpu %d stays ours for up to %g s", self._shell.name, gpu.number, self._lifetime_s)
 
     def _take(self, holder: str, token: str) -> HeldGpu:
         wanted = None if self._min_free_gib is None else self._min_free_gib * MIB_A_GIB

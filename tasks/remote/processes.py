@@ -151,7 +151,7 @@ def _require_gone(pgid: int) -> None:
     """End a whole group. Returns when it is gone but for an unreaped leader. Raises HostError if it stays."""
     if end_group(pgid):
         raise HostError(
-            f"Process group {pgid} does not end, even by signal 9.", "Look for a process in uninterruptible sleep (state D)."
+            f"Process group {pgid} does not end, {failures.STUCK}.", "Look for a process in uninterruptible sleep (state D)."
         )
 
 

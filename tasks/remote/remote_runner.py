@@ -140,7 +140,7 @@ class RemoteRunner:
                 return _stuck(patience.call(run.end))
             except EvalError as exc:
                 log.warning("%s", exc.problem)
-        return f"It could not be confirmed that it is gone; it ends by itself within {self._lease_s:g} s of the last contact."
+        return f"{failures.NOT_CONFIRMED}; it ends by itself within {self._lease_s:g} s of the last contact."
 
     def _remove(self, run: SupervisedRun) -> None:
         try:
@@ -194,4 +194,4 @@ class RemoteRunner:
 
 
 def _stuck(left: list[int]) -> str:
-    return f"Processes {left} on that host do not end, even by signal 9." if left else ""
+    return f"Processes {left} on that host do not end, {failures.STUCK}." if left else ""
