@@ -13,6 +13,7 @@ from typing import Any
 from dflash_model.checkpoint.extract import ExtractReport, extract_weights, extract_weights_from_dir
 from dflash_model.checkpoint.safetensors_file import read_safetensors_header
 from dflash_model.checkpoint.source import LocalFile
+from dflash_model.checkpoint.step import step_of
 from dflash_model.drafter.bare import spec_from_bare
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.drafter.zlab import spec_from_zlab
@@ -37,7 +38,7 @@ def run(context: Context) -> None:
             spec = _bare_spec(chosen, _shapes(weights), report)
         writer.facts |= {
             "spec": spec.to_json(),
-            "step": _step(report.facts),
+            "step": step_of(report.facts),
             "source_digest": chosen["source_digest"],
             "tokenizer_sha256": chosen["tokenizer_sha256"],
             "dropped": report.dropped,
@@ -63,8 +64,3 @@ def _bare_spec(chosen: Mapping[str, Any], shapes: dict[str, tuple[int, ...]], re
         config_from=DrafterSpec.from_json(config_from) if config_from is not None else None,
         **chosen["options"],
     )
-
-
-def _step(facts: Mapping[str, Any]) -> int | None:
-    step = facts.get("step", facts.get("global_step"))
-    return step if isinstance(step, int) and not isinstance(step, bool) else None

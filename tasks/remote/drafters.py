@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dflash_model.checkpoint.complete import describe_completeness
+from dflash_model.checkpoint.step import step_of
 from dflash_model.checkpoint.torch_file import read_torch_file
 from dflash_model.digests import json_digest
 from dflash_model.errors import CheckpointError, InputError
@@ -127,14 +128,9 @@ def _describe(host: Host, facts: FileFacts, name: str | None) -> RemoteDrafter:
         form=TORCH,
         files=((facts.path.name, facts.size_bytes),),
         digest=digest,
-        step=_step(plain),
+        step=step_of(plain),
         tokenizer_sha256=None,
     )
-
-
-def _step(plain: Any) -> int | None:
-    step = plain.get("step", plain.get("global_step")) if isinstance(plain, dict) else None
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _describe_directory(host: Host, path: PurePosixPath, name: str | None) -> RemoteDrafter:
