@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash_model.drafter.backbone import Drafter
 from dflash_model.drafter.geometry import listed
 from dflash_model.drafter.spec import DrafterSpec
+from dflash_model.drafter.support import refuse_unsupported
 from dflash_model.errors import CheckpointError, from_os_error
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -24,11 +25,12 @@ _AGAIN = "Relay the checkpoint again; if it stays so, look at the training run t
 def load_drafter(weights: Path, spec: DrafterSpec, *, dtype: torch.dtype = torch.float32) -> Drafter:
     """Read the drafter of `spec` from the safetensors file `weights`; it computes in `dtype`, whatever the file holds.
 
-    Raises CheckpointError naming tensors that are missing, unexpected, of a wrong shape or type, or not finite; an
+    Raises ConfigError naming what the backbone cannot run; CheckpointError naming tensors that are missing, unexpected, of a wrong shape or type, or not finite; an
     EvalError where the file cannot be read; ValueError for a `dtype` that overflows or is no float.
     """
     if dtype not in COMPUTE_DTYPES:
         raise ValueError(f"dtype {dtype}, expected one of {COMPUTE_DTYPES}")
+    refuse_unsupported(spec, str(weights))
     with torch.device("meta"):
         drafter = Drafter(spec, name=str(weights))
     expected = {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}

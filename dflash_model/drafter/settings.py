@@ -161,12 +161,8 @@ def build_spec(geometry: Geometry, settings: Settings, *, source_format: str, pr
         num_target_layers=found.num_target_layers.value if found.num_target_layers else None,
         rope=Rope(theta=found.rope_theta.value, dims=geometry.head_dim),
         layer_masks=found.layer_masks.value,
-        provenance={
-            "family": "tensor names",
-            "source_format": "how the checkpoint was given",
-            "vocab_size": "not stated",
-            "num_target_layers": "not stated",
-        }
+        provenance={f.name: "not stated" for f in fields(DrafterSpec) if f.name != "provenance"}
+        | {"family": "tensor names", "source_format": "how the checkpoint was given"}
         | dict(provenance)
         | places,
     )

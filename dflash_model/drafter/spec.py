@@ -9,7 +9,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""Version 1 lacks the fields that have defaults here; the defaults are what it meant."""
+
+FAMILIES = ("dflash", "dflash2")
+ROPE_SCALING = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "factor", "original_max_position_embeddings", "truncate"),
+}
+"""Rope type -> the names of its `scaling`, sorted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +49,7 @@ class MaskPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rope:
-    """The rotation that is really applied (neox / rotate-half layout)."""
+    """The rotation that is really applied, with nothing left to a default of the code that applies it."""
 
     theta: float
     """Base of the rotation frequencies."""
@@ -46,13 +57,38 @@ class Rope:
     dims: int
     """How many leading dimensions of each head are rotated; head_dim for full rotation."""
 
+    type: str = "default"
+    """How frequencies are scaled, a key of ROPE_SCALING, with transformers' meaning of the name."""
+
+    scaling: tuple[tuple[str, float], ...] = ()
+    """The numbers that `type` needs, by ROPE_SCALING's names; truncate is 1.0 or 0.0, and yarn's attention_factor
+    multiplies cos and sin alike."""
+
+    sections: tuple[int, ...] | None = None
+    """Pairs of dimensions per position axis of a multi-section rotation (sum dims / 2); None for one axis. Positions of
+    text are the same on every axis, so it then equals the plain rotation."""
+
+    interleaved: bool = False
+    """False: pairs (i, i + dims / 2), neox or rotate-half. True: pairs (2 i, 2 i + 1)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside the fields' docs (ValueError)."""
+        if self.type not in ROPE_SCALING:
+            raise ValueError(f"rope type {self.type!r}")
+        if tuple(name for name, _ in self.scaling) != ROPE_SCALING[self.type]:
+            raise ValueError(f"rope scaling {self.scaling} of type {self.type}")
+        if self.dims < 2 or self.dims % 2:
+            raise ValueError(f"rope dims {self.dims}")
+        if self.sections is not None and (min(self.sections, default=0) < 1 or 2 * sum(self.sections) != self.dims):
+            raise ValueError(f"rope sections {self.sections} of {self.dims} dims")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterSpec:
     """Everything that decides a drafter's tokens besides its weights."""
 
     family: str
-    """"dflash"."""
+    """"dflash", or "dflash2" with convolutions inside the block and a candidate selector."""
 
     source_format: str
     """Where the spec was read from: "zlab", "bare", ..."""
@@ -67,7 +103,10 @@ class DrafterSpec:
     """0: slot k predicts the token at anchor + k, slot 0 is dropped (z-lab). 1: slot k predicts anchor + k + 1."""
 
     mask_token_id: int
-    """Id whose target embedding fills the unknown rows of the block."""
+    """Id whose embedding fills the unknown rows of the block."""
+
+    mask_embedding: bool = False
+    """True: the checkpoint's `mask_embedding` [H] stands in for that row."""
 
     hidden_size: int
     """Width of the drafter, equal to the target's."""
@@ -94,7 +133,38 @@ class DrafterSpec:
     """Whether q, k, v and o projections carry a bias."""
 
     vocab_size: int | None
-    """Vocabulary that the config claims; None where it does not say."""
+    """The target's vocabulary as the config claims it; None where it does not say."""
+
+    owns_embedding: bool = False
+    """True: the checkpoint's `embed_tokens.weight` [V, H] embeds the block, not the target's."""
+
+    owns_head: bool = False
+    """True: the checkpoint's `lm_head.weight` [V or draft_vocab_size, H] is the head, not the target's."""
+
+    draft_vocab_size: int | None = None
+    """None: the target's vocabulary. Vd: the head has Vd rows and the checkpoint holds `d2t` [Vd], whole-number offsets;
+    row i speaks of the target's id i + d2t[i]."""
+
+    input_embedding_scale: float = 1.0
+    """Factor on the block's raw embedding rows (a mask embedding's included)."""
+
+    output_multiplier: float = 1.0
+    """Factor on the logits, before the soft cap."""
+
+    final_logit_softcapping: float | None = None
+    """c: logits become c * tanh(logits / c); None: they stay."""
+
+    conv_kernel_size: int | None = None
+    """dflash2: taps of each convolution inside the block; None without."""
+
+    conv_group_size: int | None = None
+    """dflash2: channels that share one dynamic kernel."""
+
+    selector_rank: int | None = None
+    """dflash2: width of the candidate selector's codebooks; None without."""
+
+    selector_top_k: int | None = None
+    """dflash2: candidates per slot among which the selector chooses."""
 
     num_target_layers: int | None
     """Target depth that the config claims; None where it does not say."""
@@ -107,6 +177,20 @@ class DrafterSpec:
 
     provenance: dict[str, str] = field(default_factory=dict)
     """Field name -> where its value came from ("config.json block_size", "shape of fc.weight", "--mask-token-id")."""
+
+    def __post_init__(self) -> None:
+        """Refuse fields that contradict each other (ValueError)."""
+        if self.family not in FAMILIES:
+            raise ValueError(f"family {self.family!r}")
+        extras = (self.conv_kernel_size, self.conv_group_size, self.selector_rank, self.selector_top_k)
+        if self.family == "dflash2" and None in extras:
+            raise ValueError("dflash2 without conv_kernel_size, conv_group_size, selector_rank or selector_top_k")
+        if self.family != "dflash2" and any(value is not None for value in extras):
+            raise ValueError(f"{self.family} with a convolution or a selector")
+        if self.draft_vocab_size is not None and not self.owns_head:
+            raise ValueError("draft_vocab_size without a head of its own")
+        if self.rope.dims > self.head_dim:
+            raise ValueError(f"rope dims {self.rope.dims} of heads {self.head_dim} wide")
 
     @property
     def drafted_tokens(self) -> int:
@@ -124,11 +208,17 @@ class DrafterSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DrafterSpec:
-        """Read `to_json`'s value. Raises ValueError for another version."""
+        """Read `to_json`'s value, also one that version 1 wrote. Raises ValueError for another version."""
         fields = dict(data)
-        if fields.pop("spec_version", None) != SPEC_VERSION:
-            raise ValueError(f"drafter spec version {data.get('spec_version')!r}, expected {SPEC_VERSION}")
-        fields["rope"] = Rope(**fields["rope"])
+        if fields.pop("spec_version", None) not in _READ_VERSIONS:
+            raise ValueError(f"drafter spec version {data.get('spec_version')!r}, expected one of {_READ_VERSIONS}")
+        fields["rope"] = _rope_from_json(fields["rope"])
         fields["layer_masks"] = tuple(MaskPolicy(**mask) for mask in fields["layer_masks"])
         fields["tap_indices"] = tuple(fields["tap_indices"])
         return cls(**fields)
+
+
+def _rope_from_json(data: dict[str, Any]) -> Rope:
+    scaling = tuple((name, value) for name, value in data.get("scaling", ()))
+    sections = data.get("sections")
+    return Rope(**data | {"scaling": scaling, "sections": None if sections is None else tuple(sections)})
