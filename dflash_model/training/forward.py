@@ -1,0 +1,100 @@
+"""The training forward: a drafter's own weights over many anchors of many rows at once, differentiable.
+
+The evaluation backbone computes the same function without gradients, one context at a time; a test compares them. The
+context is projected once a step, and each mask kind is made once a step, whatever the number of layers.
+
+Shapes: B rows, N context positions, T taps, H hidden, A anchors, S block rows, D drafted tokens, R rows of any kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+from dflash_model.drafter.backbone import Attention, Drafter, Layer, rotate, rotation_table
+from dflash_model.training.block_masks import FLEX, SDPA, Layout, masks_of_step
+
+Rotation = tuple[Tensor, Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+
+
+def hidden_states(
+    drafter: Drafter,
+    states_BNTH: Tensor,
+    token_ids: Tensor,
+    layout: Layout,
+    *,
+    embedding: Tensor,
+    backend: str = SDPA,  # noqa: N803
+) -> Tensor:
+    """[B, A, D, H] ready for the head, of blocks at `layout`'s anchors.
+
+    `states_BNTH` [B, N, T * H]: target states, taps in spec order. `token_ids` [B, N]: only the anchors' are used.
+    `embedding` [V, H]: rows as the drafter reads them. Output d speaks of the token at anchor + d + 1, for either shift.
+    """
+    spec = drafter.spec
+    rows, length = token_ids.shape
+    ctx = drafter.hidden_norm(drafter.fc(states_BNTH.to(drafter.dtype))).flatten(0, 1)
+    ids = torch.full((*layout.anchors.shape, spec.block_size), spec.mask_token_id, device=token_ids.device)
+    ids[:, :, 0] = token_ids.gather(1, layout.anchors)
+    x = F.embedding(ids, embedding).to(drafter.dtype).flatten(0, 2)
+    positions = torch.arange(length, device=ids.device).repeat(rows)
+    slots = torch.arange(spec.block_size, device=ids.device)
+    block_positions = (layout.anchors[:, :, None] + slots).flatten()
+    rotations = tuple(rotation_table(spec.rope, each, dtype=drafter.dtype) for each in (positions, block_positions))
+    masks = masks_of_step(spec.layer_masks, layout, backend=backend)
+    attend = _flex if backend == FLEX else _sdpa
+    for layer in drafter.layers:
+        assert isinstance(layer, Layer)
+        x = _layer(layer, x, ctx, rotations, masks[layer.self_attn.policy], rows, attend)
+    out: Tensor = drafter.norm(x).view(*ids.shape, spec.hidden_size)
+    return out[:, :, 1 - spec.shift :]
+
+
+def _layer(layer: Layer, x: Tensor, ctx: Tensor, rotations: tuple[Rotation, ...], mask: Any, rows: int, attend: Attend) -> Tensor:
+    """[R, H] -> [R, H] of block rows."""
+    x = x + _attention(layer.self_attn, layer.input_layernorm(x), ctx, rotations, mask, rows, attend)
+    out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+    return out
+
+
+def _attention(
+    attention: Attention, x: Tensor, ctx: Tensor, rotations: tuple[Rotation, ...], mask: Any, rows: int, attend: Attend
+) -> Tensor:
+    """Block rows [R, H] over [their row's context | their row's blocks]; the mask says what of it they see."""
+    head = attention.head_dim
+    context_rotation, block_rotation = rotations
+    q = rotate(attention.q_norm(attention.q_proj(x).view(len(x), -1, head)), *block_rotation)
+    context = attention.keys_values(ctx, context_rotation)
+    block = attention.keys_values(x, block_rotation)
+    k, v = (
+        torch.cat([c.view(rows, -1, *c.shape[1:]), b.view(rows, -1, *b.shape[1:])], dim=1).transpose(1, 2)
+        for c, b in zip(context, block, strict=True)
+    )
+    out = attend(q.view(rows, -1, *q.shape[1:]).transpose(1, 2), k, v, mask)
+    projected: Tensor = attention.o_proj(out.transpose(1, 2).reshape(len(x), -1))
+    return projected
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    attend: Callable[..., Tensor] = _compiled_flex() if q.is_cuda else flex_attention
+    return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+_COMPILED: dict[str, Callable[..., Tensor]] = {}
+
+
+def _compiled_flex() -> Callable[..., Tensor]:
+    """flex_attention is a kernel only when compiled; uncompiled it is a reference that holds every score."""
+    if FLEX not in _COMPILED:
+        _COMPILED[FLEX] = torch.compile(flex_attention)
+    return _COMPILED[FLEX]
