@@ -8,6 +8,7 @@ Shapes: B rows, N context positions, T taps, H hidden, A anchors, S block rows, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,21 +26,21 @@ Attend = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 def hidden_states(
     drafter: Drafter,
-    states_BNTH: Tensor,
+    states: Tensor,
     token_ids: Tensor,
     layout: Layout,
     *,
     embedding: Tensor,
-    backend: str = SDPA,  # noqa: N803
+    backend: str = SDPA,
 ) -> Tensor:
     """[B, A, D, H] ready for the head, of blocks at `layout`'s anchors.
 
-    `states_BNTH` [B, N, T * H]: target states, taps in spec order. `token_ids` [B, N]: only the anchors' are used.
+    `states` [B, N, T * H]: target states, taps in spec order. `token_ids` [B, N]: only the anchors' are used.
     `embedding` [V, H]: rows as the drafter reads them. Output d speaks of the token at anchor + d + 1, for either shift.
     """
     spec = drafter.spec
     rows, length = token_ids.shape
-    ctx = drafter.hidden_norm(drafter.fc(states_BNTH.to(drafter.dtype))).flatten(0, 1)
+    ctx = drafter.hidden_norm(drafter.fc(states.to(drafter.dtype))).flatten(0, 1)
     ids = torch.full((*layout.anchors.shape, spec.block_size), spec.mask_token_id, device=token_ids.device)
     ids[:, :, 0] = token_ids.gather(1, layout.anchors)
     x = F.embedding(ids, embedding).to(drafter.dtype).flatten(0, 2)
@@ -86,15 +87,13 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    attend: Callable[..., Tensor] = _compiled_flex() if q.is_cuda else flex_attention
-    return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    attend: Any = _compiled_flex() if q.is_cuda else flex_attention
+    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    return out
 
 
-_COMPILED: dict[str, Callable[..., Tensor]] = {}
-
-
+@functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
     """flex_attention is a kernel only when compiled; uncompiled it is a reference that holds every score."""
-    if FLEX not in _COMPILED:
-        _COMPILED[FLEX] = torch.compile(flex_attention)
-    return _COMPILED[FLEX]
+    compiled: Callable[..., Any] = torch.compile(flex_attention)
+    return compiled
