@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
+# Two workers, one thread each; each has a Prefect server and a lab of its own. Whoever is done takes tests from the other.
+PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 
 .PHONY: demo ui test test-lab test-faults lab lab-down lint types lock clean
 .DELETE_ON_ERROR:
@@ -14,11 +16,11 @@ ui: $(VENV)/ready
 	@$(BIN)/dflash-eval ui --home $(DEMO_HOME)/home
 
 test: lint types
-	$(BIN)/pytest -q
+	$(PYTEST)
 
 # Hosts in network namespaces with real sshds: needs root, iproute2, openssh-server. DFLASH_LAB_REQUIRED=1: a skip is a failure.
 test-lab: $(VENV)/ready-dev
-	$(BIN)/pytest -q -m lab
+	$(PYTEST) -m lab
 
 # Several real hosts on this machine to try things on: train, eval, gpu-a, gpu-b, and their hosts.yaml. Root.
 lab: $(VENV)/ready

@@ -7,6 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Workers side by side share the cores. Before anything imports torch.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 import pytest
 import yaml
 from lab import Lab, why_impossible
@@ -68,14 +72,14 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Hosts train, eval, gpu-a and gpu-b, up for the whole session. Skips where this machine cannot have them."""
     reason = why_impossible()
     if reason is not None:
         if os.environ.get("DFLASH_LAB_REQUIRED") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    made = Lab()
+    made = Lab(tmp_path_factory.mktemp("lab"))
     try:
         made.up()
         yield made

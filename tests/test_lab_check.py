@@ -33,7 +33,8 @@ def test_hosts_are_refused_until_trusted_and_then_described(
     monkeypatch.setenv("COLUMNS", "200")
     assert run("check", hosts_file) == 3
     refused = capsys.readouterr().out
-    assert "the host key of 10.99.1.2 is not known; the host offers ssh-ed25519 SHA256:" in refused
+    address = lab.hosts["train"].address
+    assert f"the host key of {address} is not known; the host offers ssh-ed25519 SHA256:" in refused
     assert "`dflash-eval hosts trust train`" in refused
 
     for name in lab.hosts:

@@ -99,22 +99,24 @@ def test_threads_that_hold_a_session_and_need_another_do_not_wait_for_each_other
 def test_another_port_has_its_own_line_in_known_hosts(lab_hosts: LabHosts, tmp_path: Path) -> None:
     assert name_of(lab_hosts.shell("eval", port=2222)) == "eval"
     only_22 = tmp_path / "known"
-    only_22.write_text(lab_hosts.lab.known_hosts.read_text().replace("[10.99.2.2]:2222", "[10.99.2.9]:2222"))
+    address = lab_hosts.lab.hosts["eval"].address
+    only_22.write_text(lab_hosts.lab.known_hosts.read_text().replace(f"[{address}]:2222", "[10.99.255.9]:2222"))
     assert name_of(lab_hosts.shell("eval", port=2222, known_hosts=(only_22,))) == "eval", "as ssh: known without a port is known"
 
 
 def test_an_unknown_host_key_is_refused_until_it_is_trusted(lab_hosts: LabHosts, tmp_path: Path) -> None:
     known = tmp_path / "ssh" / "known_hosts"
     connection = lab_hosts.connection("eval", known_hosts=(known,))
+    address = lab_hosts.lab.hosts["eval"].address
     with pytest.raises(HostError) as caught:
         connection.transport()
     public = (lab_hosts.lab.state / "hosts" / "eval" / "host_key.pub").read_text().split()[1]
     fingerprint = paramiko.PKey.from_path(lab_hosts.lab.state / "hosts" / "eval" / "host_key").fingerprint
-    assert caught.value.problem.startswith("[eval] the host key of 10.99.2.2 is not known")
+    assert caught.value.problem.startswith(f"[eval] the host key of {address} is not known")
     assert fingerprint.startswith("SHA256:")
     assert fingerprint in caught.value.problem
     assert "`dflash-eval hosts trust eval`" in caught.value.fix
-    assert f"10.99.2.2 ssh-ed25519 {public}" in caught.value.fix
+    assert f"{address} ssh-ed25519 {public}" in caught.value.fix
     assert not known.exists(), "nothing is ever trusted by itself"
     found = find_untrusted(connection.endpoint)
     assert found is not None
@@ -137,7 +139,7 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(lab_hosts: LabHost
         assert f"{lab_hosts.lab.known_hosts}:" in caught.value.problem
         assert "remove the old line" in caught.value.fix
     finally:
-        old_line = next(line for line in known.splitlines() if line.startswith("10.99.4.2 "))
+        old_line = next(line for line in known.splitlines() if line.startswith(f"{lab_hosts.lab.hosts['gpu-b'].address} "))
         kind, blob = (lab_hosts.lab.state / "hosts" / "gpu-b" / "host_key.pub").read_text().split()[:2]
         lab_hosts.lab.known_hosts.write_text(known.replace(old_line.split()[2], blob))
         assert kind == "ssh-ed25519"
@@ -148,7 +150,9 @@ def test_each_way_to_have_no_good_key_is_a_sentence(lab_hosts: LabHosts, tmp_pat
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     wrong, locked = make_key(tmp_path), make_key(tmp_path, passphrase="secret")
-    with pytest.raises(HostError, match=r"\[eval\] root@10.99.2.2 refused .*key-open \(SHA256:") as caught:
+    with pytest.raises(
+        HostError, match=rf"\[eval\] root@{lab_hosts.lab.hosts['eval'].address} refused .*key-open \(SHA256:"
+    ) as caught:
         lab_hosts.connection("eval", key=wrong).transport()
     assert "ssh-copy-id" in caught.value.fix
     with pytest.raises(HostError, match=r"key-locked is encrypted, and no passphrase is asked for") as caught:
@@ -188,7 +192,7 @@ def test_an_agent_opens_the_door_and_a_named_key_leaves_it_aside(
 
 
 def test_a_user_that_does_not_exist_is_refused_like_a_wrong_key(lab_hosts: LabHosts) -> None:
-    with pytest.raises(HostError, match=r"\[eval\] nobody-here@10.99.2.2 refused"):
+    with pytest.raises(HostError, match=rf"\[eval\] nobody-here@{lab_hosts.lab.hosts['eval'].address} refused"):
         lab_hosts.connection("eval", user="nobody-here").transport()
 
 
@@ -225,7 +229,7 @@ def test_an_unreachable_host_costs_one_time_out_and_then_answers_at_once(lab_hos
     connection = lab_hosts.connection("gpu-a")
     lab_hosts.lab.cut_link("gpu-a")
     try:
-        with pytest.raises(HostError, match=r"\[gpu-a\] .* while connecting to root@10.99.3.2"):
+        with pytest.raises(HostError, match=rf"\[gpu-a\] .* while connecting to root@{lab_hosts.lab.hosts['gpu-a'].address}"):
             connection.transport()
         began = time.monotonic()
         for _ in range(50):
@@ -239,8 +243,9 @@ def test_an_unreachable_host_costs_one_time_out_and_then_answers_at_once(lab_hos
 
 
 def test_a_refused_port_is_a_sentence(lab_hosts: LabHosts) -> None:
+    address = lab_hosts.lab.hosts["eval"].address
     with pytest.raises(
-        HostError, match=r"\[eval\] nothing listens at that address and port while connecting to root@10.99.2.2:2223"
+        HostError, match=rf"\[eval\] nothing listens at that address and port while connecting to root@{address}:2223"
     ):
         lab_hosts.connection("eval", port=2223).transport()
 

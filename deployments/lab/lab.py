@@ -3,27 +3,25 @@
     python deployments/lab/lab.py up|down|status [--state DIR]
 
 Each host has its own network (10.99.N.0/24), processes, host name, /root, /run and work tree; it shares the kernel, /usr and
-/tmp. Needs root, iproute2 and openssh-server. One lab a machine: whatever carries its names is removed by `up` and `down`.
-`up` writes STATE/hosts.yaml for `dflash-eval run --hosts`.
+/tmp. Needs root, iproute2 and openssh-server. Labs live side by side, each in a directory of its own: instances.py tells them
+apart. `up` writes STATE/hosts.yaml for `dflash-eval run --hosts`; that lab stays until `down`.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from namespaces import PREFIX, command_lines, first_process, kill, listens, namespaces, processes, remove_all, run, soon
+import instances
+from instances import MARK, Instance
+from namespaces import command_lines, first_process, kill, listens, namespaces, processes, run, soon
 
 STATE = Path("/tmp/dflash-lab")
-LOCK = Path("/tmp/dflash-lab.lock")
-MARK = "made-by-lab.py"
 PORTS = (22, 2222)
 ROLES = {"train": "train", "eval": "eval", "gpu-a": "target", "gpu-b": "target"}
 HOSTS = tuple(ROLES)
@@ -48,8 +46,11 @@ class LabHost:
     name: str
     """Its host name."""
 
+    slot: int
+    """Number of its lab."""
+
     number: int
-    """N of 10.99.N.2."""
+    """Its number there, from 1 to 7."""
 
     behind: str | None = None
     """The host that alone can reach it; None: the relay."""
@@ -60,12 +61,17 @@ class LabHost:
     @property
     def address(self) -> str:
         """Where its sshd listens."""
-        return f"10.99.{self.number}.2"
+        return f"10.99.{self.subnet}.2"
+
+    @property
+    def subnet(self) -> int:
+        """N of 10.99.N.0/24; the relay's end of its cable has .1."""
+        return self.slot * 8 + self.number
 
     @property
     def namespace(self) -> str:
         """Name of its network namespace, and of the relay's end of its cable."""
-        return PREFIX + self.name
+        return instances.prefix(self.slot) + self.name
 
 
 def why_impossible() -> str | None:
@@ -80,22 +86,26 @@ def why_impossible() -> str | None:
 class Lab:
     """All hosts, and what can happen to them."""
 
-    def __init__(self, state: Path = STATE) -> None:
+    def __init__(self, state: Path) -> None:
         self.state = state
         self.work = state / "work"
         self.key = state / "keys" / "id_ed25519"
         self.known_hosts = state / "known_hosts"
         self.hosts_file = state / "hosts.yaml"
         self.hosts: dict[str, LabHost] = {}
-        self._lock: IO[str] | None = None
+        self._instance: Instance | None = None
 
-    def up(self) -> None:
-        """Remove what is left of another lab, then start all hosts. Waits for a lab that another process holds."""
+    def up(self, *, keep: bool = False) -> None:
+        """Start all hosts. `keep`: they outlive this process; else whoever starts a lab next removes them once it is dead.
+
+        A kept lab in the same directory is started anew. Raises RuntimeError where the directory is somebody's.
+        """
         if self.state.exists() and any(self.state.iterdir()) and not (self.state / MARK).exists():
             raise RuntimeError(f"{self.state} holds something that is not a lab; name an empty directory")
-        self._lock = LOCK.open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._clear()
+        instances.sweep()
+        self.down()
+        self._instance = instances.free()
+        self._instance.note(self.state, kept=keep)
         for directory in (self.work, self.key.parent, self.state / "disks", self.state / "hosts"):
             directory.mkdir(parents=True, exist_ok=True)
         (self.state / MARK).touch()
@@ -107,21 +117,21 @@ class Lab:
         self.hosts_file.write_text(self._inventory())
 
     def down(self) -> None:
-        """End every process of every lab host and remove all traces."""
-        self._clear()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def _clear(self) -> None:
-        remove_all()
+        """End every process of every host of the lab in this directory and remove all traces. Raises RuntimeError."""
+        instance = self._instance or instances.of(self.state)
+        self._instance = None
         self.hosts.clear()
+        if instance is not None:
+            instance.clear()
+            instance.release()
         if (self.state / MARK).exists():
             shutil.rmtree(self.state)
 
     def add(self, name: str, *, behind: str | None = None, only_jumps: bool = False) -> LabHost:
         """Wire up and start one more host; `behind`: its cable goes to that host instead of the relay."""
-        host = LabHost(name=name, number=len(self.hosts) + 1, behind=behind, only_jumps=only_jumps)
+        assert self._instance is not None, "up() comes first"
+        slot, number = self._instance.slot, len(self.hosts) + 1
+        host = LabHost(name=name, slot=slot, number=number, behind=behind, only_jumps=only_jumps)
         self.hosts[name] = host
         for tree in ("work", "root"):
             (self.disk(name) / tree).mkdir(parents=True)
@@ -130,7 +140,7 @@ class Lab:
         near, gateway = (["-n", self.hosts[behind].namespace], f"to-{name}") if behind else ([], host.namespace)
         run("ip", "netns", "add", host.namespace)
         run("ip", *near, "link", "add", gateway, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-        run("ip", *near, "addr", "add", f"10.99.{host.number}.1/24", "dev", gateway)
+        run("ip", *near, "addr", "add", f"10.99.{host.subnet}.1/24", "dev", gateway)
         run("ip", *near, "link", "set", gateway, "up")
         run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
@@ -281,13 +291,14 @@ def main() -> int:
         return 2
     lab = Lab(options.state.resolve())
     if options.command == "up":
-        lab.up()
+        lab.up(keep=True)
         print(f"{len(lab.hosts)} hosts are up: {lab.hosts_file}")
     elif options.command == "down":
         lab.down()
     else:
-        for namespace in namespaces():
-            print(f"{namespace.removeprefix(PREFIX)}: {len(processes(namespace))} processes")
+        for state, slot in instances.listed():
+            hosts = [f"{n.partition('-')[2]} {len(processes(n))} processes" for n in namespaces(instances.prefix(slot))]
+            print(f"{state}: {', '.join(hosts)}")
     return 0
 
 

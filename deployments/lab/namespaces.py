@@ -1,4 +1,4 @@
-"""What the kernel holds of the lab: network namespaces, cables and processes, all told by the lab's prefix."""
+"""What the kernel holds of a lab: network namespaces, cables and processes, all told by the lab's prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PREFIX = "dflab-"
 PATIENCE_S = 10.0
 
 
@@ -23,10 +22,10 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def namespaces() -> list[str]:
-    """Network namespaces of the lab, whoever made them."""
+def namespaces(prefix: str) -> list[str]:
+    """Network namespaces of the lab with this prefix, whoever made them."""
     names = [line.split()[0] for line in run("ip", "netns", "list").splitlines()]
-    return [name for name in names if name.startswith(PREFIX)]
+    return [name for name in names if name.startswith(prefix)]
 
 
 def processes(namespace: str) -> list[int]:
@@ -73,18 +72,18 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if not soon(lambda: not any(_alive(pid) for pid in pids)):
+    if not soon(lambda: not any(alive(pid) for pid in pids)):
         raise RuntimeError(f"these processes of the lab do not end: {pids}")
 
 
-def remove_all() -> None:
-    """End every process of the lab and take its network away."""
-    names = namespaces()
+def remove_all(prefix: str) -> None:
+    """End every process of the lab with this prefix and take its network away."""
+    names = namespaces(prefix)
     for namespace in names:
         kill(processes(namespace))
     # Cables first: deleting a namespace deletes them too, but only some time later.
     for link in json.loads(run("ip", "-j", "link") or "[]"):
-        if link["ifname"].startswith(PREFIX):
+        if link["ifname"].startswith(prefix):
             run("ip", "link", "del", link["ifname"])
     for namespace in names:
         run("ip", "netns", "del", namespace)
@@ -100,7 +99,7 @@ def soon(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     return True
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     """A zombie is gone: only its parent has not looked yet."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
