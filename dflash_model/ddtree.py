@@ -37,10 +37,13 @@ def ddtree_matched(records: SampleRecords, row: int, *, budget: int, vocab_size:
 
     This is the deepest m whose true prefix is among the `budget` best prefixes. It counts the prefixes ahead of the true
     one instead of building the tree, and stops at the budget. ValueError where the records keep fewer than
-    min(budget, vocab_size) candidates; a vocabulary of unknown size counts as larger than the budget.
+    min(budget, vocab_size) candidates (a vocabulary of unknown size counts as larger than the budget), or where slots
+    depend on each other, so that they have no marginals.
     """
     if budget < 1:
         raise ValueError(f"DDTree budget {budget}, expected at least 1")
+    if records.conditional:
+        raise ValueError("A DDTree needs the slots' marginals; these records are conditional on the token before each slot.")
     kept = records.top_logprobs.shape[2]
     needed = budget if vocab_size is None else min(budget, vocab_size)
     if kept < needed:

@@ -139,13 +139,16 @@ def streak_tau(samples: Iterable[SampleRecords], width: int, *, tail: str = TRUN
 
 
 def ddtree_tau(samples: Iterable[SampleRecords], budget: int, *, tail: str = TRUNCATED, vocab_size: int | None = None) -> Metric:
-    """Pooled tau of a DDTree of `budget` nodes on its own walk; None where the records keep too few candidates to say.
+    """Pooled tau of a DDTree of `budget` nodes on its own walk; None where the records keep too few candidates to say, or
+    where the drafter's slots depend on each other (DFlash2), so that the product of marginals is not what it drafts.
 
     Raises StageError for missing anchors.
     """
     samples = list(samples)
     needed = budget if vocab_size is None else min(budget, vocab_size)
-    measurable = all(records.top_logprobs.shape[2] >= needed for records in samples if len(records.anchors))
+    measurable = all(
+        records.top_logprobs.shape[2] >= needed and not records.conditional for records in samples if len(records.anchors)
+    )
     rows = request_rows(samples, partial(ddtree_matched, budget=budget, vocab_size=vocab_size), tail=tail) if measurable else []
     return Metric(
         value=tau_pooled(rows).value,

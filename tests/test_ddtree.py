@@ -1,5 +1,6 @@
 """DDTree: the tree of the best prefixes, and how much of the true path lies in it."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_model.ddtree import Prefix, ddtree_matched, tree_nodes
-from dflash_model.metrics import request_rows
-from dflash_model.replay.records import UNKNOWN, SampleRecords
+from dflash_model.metrics import ddtree_tau, request_rows
+from dflash_model.replay.records import NEVER, UNKNOWN, SampleRecords
 from dflash_model.replay.walk import streak_matched
 from tests.made_up_records import hand_records, made_up_records
 
@@ -148,3 +149,16 @@ def test_a_bigger_tree_earns_more_on_its_own_walk() -> None:
         taus.append(sum(row.tokens for row in rows) / sum(row.steps for row in rows))
     assert taus == sorted(taus)
     assert taus[0] < taus[1] < taus[2]
+
+
+def test_a_token_that_is_never_drafted_ends_the_match() -> None:
+    record = records_of(BY_HAND, (0, 0))
+    record.true_rank[0, 1] = NEVER
+    assert ddtree_matched(record, 0, budget=3, vocab_size=3) == ddtree_matched(record, 0, budget=9, vocab_size=3) == 1
+
+
+def test_slots_that_depend_on_each_other_have_no_product_of_marginals() -> None:
+    record = replace(records_of(BY_HAND, (0, 0)), selected_ids=np.zeros((1, 2), np.int32))
+    with pytest.raises(ValueError, match="conditional on the token before"):
+        ddtree_matched(record, 0, budget=2)
+    assert ddtree_tau([record], 2).value is None

@@ -9,10 +9,14 @@ import torch
 from dflash_model.drafter.backbone import Drafter, Group
 from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
 from tests.naive_drafter import draft, turn, turn_rows
-from tests.tiny_drafters import FULL, SPEC, random_drafter, with_masks
+from tests.tiny_drafters import DFLASH2, FULL, ROPES, SPEC, random_drafter, with_masks
 
 LENGTHS = (31, 14)
 ANCHORS = ((9, 17, 18, 31), (14,))
+
+DFLASH2_FIELDS = {
+    name: getattr(DFLASH2, name) for name in ("family", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+}
 
 POLICIES = {
     "full": FULL,
@@ -44,7 +48,8 @@ def groups_of(drafter: Drafter, states: list[torch.Tensor]) -> list[Group]:
 def reference(weights: dict[str, torch.Tensor], spec: DrafterSpec) -> torch.Tensor:
     states, blocks = inputs(spec)
     places = [(rows, anchor) for rows, anchors in zip(states, ANCHORS, strict=True) for anchor in anchors]
-    return torch.stack([draft(weights, spec, rows, blocks[i], anchor) for i, (rows, anchor) in enumerate(places)])[:, 1:]
+    drafts = [draft(weights, spec, rows, blocks[i], anchor) for i, (rows, anchor) in enumerate(places)]
+    return torch.stack(drafts)[:, 1 - spec.shift :]
 
 
 def backbone(drafter: Drafter) -> torch.Tensor:
@@ -85,6 +90,10 @@ def test_each_policy_gives_other_hidden_states(tmp_path: Path) -> None:
         {"tap_indices": (4,)},
         {"block_size": 2},
         {"num_layers": 1, "layer_masks": (FULL,)},
+        *({"rope": rope} for rope in ROPES.values()),
+        DFLASH2_FIELDS,
+        DFLASH2_FIELDS | {"conv_kernel_size": 1, "conv_group_size": 24, "shift": 1},
+        DFLASH2_FIELDS | {"conv_kernel_size": 7, "conv_group_size": 1},
     ],
     ids=str,
 )
@@ -96,7 +105,7 @@ def test_other_geometries_equal_the_reference(change: dict[str, object], tmp_pat
 
 def test_rotation_dims_and_theta_matter(tmp_path: Path) -> None:
     right = backbone(random_drafter(tmp_path)[0])
-    for rope in (Rope(theta=100.0, dims=4), Rope(theta=1000.0, dims=8)):
+    for rope in (Rope(theta=1000.0, dims=8), *ROPES.values()):
         assert furthest(right, backbone(random_drafter(tmp_path, replace(SPEC, rope=rope))[0])) > 1e-2
 
 
@@ -164,6 +173,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_the_references_fast_rotation_is_the_textbook_one() -> None:
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     positions = [0, 1, 5, 300]
-    for dims in (4, 8):
-        slow = torch.stack([turn(row, position, 100.0, dims) for row, position in zip(rows, positions, strict=True)])
-        assert furthest(turn_rows(rows, positions, 100.0, dims), slow) < 1e-4
+    for rope in (SPEC.rope, *ROPES.values()):
+        slow = torch.stack([turn(row, position, rope) for row, position in zip(rows, positions, strict=True)])
+        assert furthest(turn_rows(rows, positions, rope), slow) < 1e-4

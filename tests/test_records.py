@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from dflash_model.errors import StorageError
-from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
+from dflash_model.replay.records import NEVER, UNKNOWN, SampleRecords, Sequence
 
 SEQUENCE = Sequence(sample_id="math/ü 1", prompt_length=3, completion_length=6, overshoot_length=2, stopped=True)
 
@@ -58,7 +58,7 @@ def test_a_damaged_file_and_another_version_are_storage_errors(tmp_path: Path) -
         for name in ("anchors", "true_ids", "true_rank", "true_logprob", "top_ids", "top_logprobs", "log_sum_exp")
     }
     save_file(arrays, path, {"records_version": "0"})
-    with pytest.raises(StorageError, match="records version 0, expected 1"):
+    with pytest.raises(StorageError, match="records version 0, expected one of 1, 2"):
         SampleRecords.load(path)
 
 
@@ -89,3 +89,28 @@ def test_joining_nothing_keeps_the_shapes() -> None:
     assert empty.anchors.shape == (0,)
     assert empty.top_ids.shape == (0, 2, 3)
     assert empty.near_ties == 0
+
+
+def test_a_file_of_version_1_reads_as_records_of_independent_slots(tmp_path: Path) -> None:
+    path, records = tmp_path / "a.safetensors", records_at(3, 5)
+    names = ("anchors", "true_ids", "true_rank", "true_logprob", "top_ids", "top_logprobs", "log_sum_exp")
+    facts = {"sample_id": "x", "prompt_length": "3", "completion_length": "6", "overshoot_length": "2", "stopped": "1"}
+    save_file({name: getattr(records, name) for name in names}, path, facts | {"records_version": "1"})
+    again = SampleRecords.load(path)
+    assert (again.conditional, again.selected_ids) == (False, None)
+    np.testing.assert_array_equal(again.drafted_ids, [[4, 4], [4, 4]])
+
+
+def test_the_draft_of_dependent_slots_is_kept_beside_the_candidates(tmp_path: Path) -> None:
+    first, second = (replace(records_at(a), selected_ids=np.array([[a, a + 1]], np.int32)) for a in (8, 3))
+    joined = SampleRecords.joined(SEQUENCE, [first, second], slots=2, kept=3, conditional=True)
+    joined.true_rank[0, 1] = NEVER
+    joined.true_logprob[0, 1] = -np.inf
+    joined.save(tmp_path / "a.safetensors")
+    again = SampleRecords.load(tmp_path / "a.safetensors")
+    assert again.conditional
+    np.testing.assert_array_equal(again.drafted_ids, [[3, 4], [8, 9]])
+    assert again.drafted_ids.dtype == np.int32
+    assert (again.true_rank[0, 1], again.true_logprob[0, 1]) == (NEVER, -np.inf)
+    empty = SampleRecords.joined(SEQUENCE, [], slots=2, kept=3, conditional=True)
+    assert (empty.conditional, empty.drafted_ids.shape) == (True, (0, 2))

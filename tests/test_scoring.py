@@ -7,14 +7,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_model.replay.records import UNKNOWN
-from dflash_model.replay.scoring import Scores, best_candidates, score
+from dflash_model.drafter.candidates import best_candidates
+from dflash_model.drafter.tables import DraftTables
+from dflash_model.replay.records import NEVER, UNKNOWN
+from dflash_model.replay.scoring import Scores, score
+
+
+def tables_of(head: torch.Tensor, **changes: object) -> DraftTables:
+    plain: dict[str, object] = {
+        "embedding": head, "mask_row": head[0], "embedding_scale": 1.0, "block_size": 2, "head": head, "output_multiplier": 1.0,
+        "softcap": None, "target_ids": None, "known_ids": len(head),
+    }  # fmt: skip
+    return DraftTables(**plain | changes)  # type: ignore[arg-type]
 
 
 def of_logits(logits: list[list[float]], true_ids: list[int], *, top_k: int = 3, logits_bytes: int = 1 << 20) -> Scores:
     """Scores of given logits: the head is the identity."""
     rows = torch.tensor(logits)
-    return score(rows, torch.eye(rows.shape[1]), torch.tensor(true_ids), top_k=top_k, logits_bytes=logits_bytes)
+    return score(rows, tables_of(torch.eye(rows.shape[1])), torch.tensor(true_ids), top_k=top_k, logits_bytes=logits_bytes)
 
 
 def test_by_hand() -> None:
@@ -62,9 +72,10 @@ def test_the_size_of_row_blocks_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(11, 6, generator=generator), torch.randn(30, 6, generator=generator)
     true_ids = torch.arange(11)
-    whole = score(hidden, head, true_ids, top_k=4)
+    tables = tables_of(head)
+    whole = score(hidden, tables, true_ids, top_k=4)
     for limit in (1, 4 * 30 * 3):
-        parts = score(hidden, head, true_ids, top_k=4, logits_bytes=limit)
+        parts = score(hidden, tables, true_ids, top_k=4, logits_bytes=limit)
         np.testing.assert_array_equal(parts.true_rank, whole.true_rank)
         np.testing.assert_array_equal(parts.top_ids, whole.top_ids)
         np.testing.assert_allclose(parts.top_logprobs, whole.top_logprobs, atol=1e-6)
@@ -73,7 +84,7 @@ def test_the_size_of_row_blocks_changes_nothing() -> None:
 def test_a_bf16_head_is_scored_in_fp32() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(n, 6, generator=generator).bfloat16() for n in (4, 300))
-    found = score(hidden, head, torch.zeros(4, dtype=torch.int64), top_k=2)
+    found = score(hidden, tables_of(head), torch.zeros(4, dtype=torch.int64), top_k=2)
     logits = (hidden @ head.T).double()
     np.testing.assert_allclose(found.log_sum_exp, logits.logsumexp(-1).numpy(), rtol=1e-6)
 
@@ -81,3 +92,27 @@ def test_a_bf16_head_is_scored_in_fp32() -> None:
 def test_in_a_wide_vocabulary_of_equals_the_lowest_ids_are_kept() -> None:
     """torch.topk alone keeps others here."""
     assert best_candidates(torch.zeros(1, 5000), 4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_a_reduced_vocabulary_speaks_of_the_targets_ids_and_never_of_those_it_lacks() -> None:
+    """Head rows 0, 1, 2 are tokens 2, 5, 6 of seven."""
+    tables = tables_of(torch.eye(3), target_ids=torch.tensor([2, 5, 6]), known_ids=7)
+    found = score(torch.tensor([[0.0, 2.0, 1.0]]).expand(4, 3), tables, torch.tensor([6, 1, UNKNOWN, 2]), top_k=2)
+    assert found.top_ids.tolist() == [[5, 6]] * 4
+    assert found.true_rank.tolist() == [1, NEVER, UNKNOWN, 2]
+    log_sum = math.log(1 + math.e + math.e**2)
+    np.testing.assert_allclose(found.true_logprob, [1 - log_sum, -math.inf, math.nan, -log_sum], rtol=1e-6)
+
+
+def test_a_head_with_fewer_rows_than_the_target_has_tokens_never_drafts_the_others() -> None:
+    found = score(torch.eye(3), tables_of(torch.eye(3)), torch.tensor([2, 3, 9]), top_k=2)
+    assert found.true_rank.tolist() == [2, NEVER, NEVER]
+
+
+def test_the_multiplier_comes_before_the_soft_cap() -> None:
+    found = score(
+        torch.tensor([[3.0, 1.0]]), tables_of(torch.eye(2), output_multiplier=2.0, softcap=4.0), torch.tensor([1]), top_k=2
+    )
+    high, low = 4 * math.tanh(6 / 4), 4 * math.tanh(2 / 4)
+    log_sum = math.log(math.exp(high) + math.exp(low))
+    np.testing.assert_allclose(found.top_logprobs, [[high - log_sum, low - log_sum]], rtol=1e-6)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
+from dflash_model.replay.records import NEVER, UNKNOWN, SampleRecords, Sequence
 from dflash_model.replay.walk import TRUNCATED, ZLAB, chain_matched, first_anchor, streak_matched, take_step, walk
 
 LIMIT = Sequence(sample_id="a", prompt_length=10, completion_length=8, overshoot_length=3, stopped=False)
@@ -29,6 +29,11 @@ def test_matched_counts_leading_ranks_below_the_width() -> None:
     assert [chain_matched(records, row) for row in range(4)] == [2, 0, 4, 1]
     assert [streak_matched(records, row, width=2) for row in range(4)] == [2, 4, 4, 1]
     assert [streak_matched(records, row, width=3) for row in range(4)] == [4, 4, 4, 1]
+
+
+def test_a_token_that_is_never_drafted_ends_every_match() -> None:
+    records = records_of(LIMIT, {10: [0, 0, NEVER, 0]})
+    assert [streak_matched(records, 0, width=width) for width in (1, 8, 1 << 20)] == [2, 2, 2]
 
 
 def test_each_step_is_the_matched_prefix_and_the_bonus_token() -> None:

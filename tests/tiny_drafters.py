@@ -30,6 +30,28 @@ SPEC = DrafterSpec(
 )  # fmt: skip
 
 
+DFLASH2 = replace(
+    SPEC, family="dflash2", conv_kernel_size=3, conv_group_size=8, selector_rank=6, selector_top_k=7, shift=0,
+)  # fmt: skip
+"""SPEC with convolutions and a selector."""
+
+LINEAR = (("factor", 3.0),)
+LLAMA3 = (("factor", 4.0), ("high_freq_factor", 4.0), ("low_freq_factor", 1.0), ("original_max_position_embeddings", 40.0))
+YARN = (
+    ("attention_factor", 1.3), ("beta_fast", 4.0), ("beta_slow", 1.0), ("factor", 4.0),
+    ("original_max_position_embeddings", 40.0), ("truncate", 0.0),
+)  # fmt: skip
+ROPES = {
+    "linear": Rope(theta=100.0, dims=8, type="linear", scaling=LINEAR),
+    "llama3": Rope(theta=100.0, dims=8, type="llama3", scaling=LLAMA3),
+    "yarn": Rope(theta=100.0, dims=8, type="yarn", scaling=YARN),
+    "yarn, truncated bounds": Rope(theta=100.0, dims=8, type="yarn", scaling=(*YARN[:-1], ("truncate", 1.0))),
+    "interleaved": Rope(theta=100.0, dims=8, interleaved=True),
+    "partial, interleaved": Rope(theta=100.0, dims=4, interleaved=True),
+    "partial": Rope(theta=100.0, dims=4, sections=(1, 1)),
+}
+
+
 def geometry_of(spec: DrafterSpec) -> Geometry:
     return Geometry(
         hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size, num_layers=spec.num_layers,
@@ -47,7 +69,21 @@ def random_weights(spec: DrafterSpec, *, seed: int = 0) -> dict[str, Tensor]:
             weights[name] = 0.5 + torch.rand(shape, generator=generator)
         else:
             weights[name] = torch.randn(shape, generator=generator) * (1.5 / shape[-1] ** 0.5)
-    return weights
+    return weights | _own_tensors(spec, set(weights), generator)
+
+
+def _own_tensors(spec: DrafterSpec, known: set[str], generator: torch.Generator) -> dict[str, Tensor]:
+    """What the spec adds to the plain backbone; the vocabulary map skips tokens at random."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in Drafter(spec).state_dict().items()}
+    own = {name: torch.randn(shapes[name], generator=generator) * 0.5 for name in sorted(shapes.keys() - known - {"d2t"})}
+    for name in own:
+        if name.endswith("kernel_projection.weight"):
+            own[name] /= spec.hidden_size**0.5
+    if spec.draft_vocab_size is not None:
+        tokens = torch.randperm(spec.vocab_size or 0, generator=generator)[: spec.draft_vocab_size].sort().values
+        own["d2t"] = tokens - torch.arange(len(tokens))
+    return own
 
 
 def random_drafter(directory: Path, spec: DrafterSpec = SPEC, *, seed: int = 0) -> tuple[Drafter, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ block), Q/K query/kv heads, G = Q / K, D head width, W scratch rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash_model.drafter.convolution import BlockConvolution
 from dflash_model.drafter.masks import sees_everything, visible
-from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
+from dflash_model.drafter.owned import TableOwner
+from dflash_model.drafter.rotary import Rotation, rotate, rotation_table
+from dflash_model.drafter.spec import DrafterSpec, MaskPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,24 +80,6 @@ class _Visit:
     """Additive [B * G * S, num_keys], rows in the order (block, shared head, slot); None = everything is visible."""
 
 
-def rotation_table(rope: Rope, positions: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [N, rope.dims], for absolute `positions` [N]; computed in fp32, rotate-half layout."""
-    exponents = torch.arange(0, rope.dims, 2, device=positions.device, dtype=torch.float32) / rope.dims
-    angles = positions.float()[:, None] * (1.0 / rope.theta**exponents)
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:  # noqa: N803
-    """Rotate the leading cos_RD.shape[-1] dimensions of each head; [R, heads, D]."""
-    dims = cos_RD.shape[-1]
-    turned, kept = x_RHD[..., :dims], x_RHD[..., dims:]
-    left, right = turned.chunk(2, dim=-1)
-    swapped = torch.cat([-right, left], dim=-1)
-    turned = turned * cos_RD[:, None] + swapped * sin_RD[:, None]
-    return torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
-
-
 class Attention(nn.Module):
     """Attention of block rows over [their group's blocks | their sequence's context]."""
 
@@ -115,12 +100,12 @@ class Attention(nn.Module):
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(len(rows), -1, self.head_dim)
 
-    def keys_values(self, rows: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(self, rows: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """K (normed, rotated) and V of context or block rows, each [R, K, D]."""
         keys = self.k_norm(self._heads(self.k_proj(rows)))
         return rotate(keys, *rotation), self._heads(self.v_proj(rows))
 
-    def forward(self, rows: Tensor, rotation: tuple[Tensor, Tensor], layer: int, visits: Sequence[_Visit]) -> Tensor:
+    def forward(self, rows: Tensor, rotation: Rotation, layer: int, visits: Sequence[_Visit]) -> Tensor:
         """[R, H] -> [R, H]: the linear maps over all rows at once, the scores per group."""
         q_RQD = rotate(self.q_norm(self._heads(self.q_proj(rows))), *rotation)  # noqa: N806
         k_RKD, v_RKD = self.keys_values(rows, rotation)  # noqa: N806
@@ -177,22 +162,39 @@ class Layer(nn.Module):
         self.self_attn = Attention(spec, policy)
         self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.mlp = MLP(spec)
+        self.attention_conv = _convolution(spec)
+        self.mlp_conv = _convolution(spec)
 
-    def forward(self, rows: Tensor, rotation: tuple[Tensor, Tensor], layer: int, visits: Sequence[_Visit]) -> Tensor:
+    def forward(self, rows: Tensor, rotation: Rotation, layer: int, visits: Sequence[_Visit]) -> Tensor:
         """[R, H] -> [R, H]."""
-        rows = rows + self.self_attn(self.input_layernorm(rows), rotation, layer, visits)
-        out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
-        return out
+        return self.mix(rows, lambda inner: self.self_attn(inner, rotation, layer, visits))
+
+    def mix(self, rows: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """[R, H] -> [R, H] with `attend` for the attention, whose input is normed (and convolved) block rows."""
+        if self.attention_conv is None or self.mlp_conv is None:
+            rows = rows + attend(self.input_layernorm(rows))
+            out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+            return out
+        inner, kernels = self.attention_conv.before(self.input_layernorm(rows))
+        rows = rows + self.attention_conv.after(attend(inner), kernels)
+        inner, kernels = self.mlp_conv.before(self.post_attention_layernorm(rows))
+        return rows + self.mlp_conv.after(self.mlp(inner), kernels)
 
 
-class Drafter(nn.Module):
-    """A DFlash drafter without embedding and head: those are the target's."""
+def _convolution(spec: DrafterSpec) -> BlockConvolution | None:
+    if spec.conv_kernel_size is None or spec.conv_group_size is None:
+        return None
+    return BlockConvolution(
+        spec.hidden_size, block_size=spec.block_size, kernel_size=spec.conv_kernel_size, group_size=spec.conv_group_size
+    )
+
+
+class Drafter(TableOwner):
+    """A DFlash or DFlash2 drafter; embedding and head are the target's, unless the spec says that it owns them."""
 
     def __init__(self, spec: DrafterSpec, *, name: str = "drafter") -> None:
         """`name`: how errors call this drafter, such as its path."""
-        super().__init__()
-        self.spec = spec
-        self.name = name
+        super().__init__(spec, name=name)
         self.fc = nn.Linear(spec.num_taps * spec.hidden_size, spec.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(spec, policy) for policy in spec.layer_masks)
@@ -201,11 +203,6 @@ class Drafter(nn.Module):
     @property
     def _stack(self) -> Iterable[Layer]:
         return cast("Iterable[Layer]", self.layers)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which everything is computed."""
-        return self.fc.weight.dtype
 
     @torch.inference_mode()
     def context_features(self, states: Tensor) -> Tensor:

@@ -198,6 +198,11 @@ class DrafterSpec:
         return self.block_size - 1 + self.shift
 
     @property
+    def conditional(self) -> bool:
+        """Whether a slot's token depends on the one drafted before it."""
+        return self.selector_rank is not None
+
+    @property
     def num_taps(self) -> int:
         """Target layers that feed fc."""
         return len(self.tap_indices)

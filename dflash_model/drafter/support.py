@@ -8,18 +8,11 @@ from dflash_model.errors import ConfigError
 
 def unsupported(spec: DrafterSpec) -> list[str]:
     """What the drafter needs and the backbone lacks, one phrase each; empty where it can be run."""
-    rope = spec.rope
     needs = {
-        "the DFlash2 family (convolutions and candidate selector)": spec.family != "dflash",
-        f"RoPE of type {rope.type!r}": rope.type != "default",
-        "interleaved RoPE": rope.interleaved,
-        "an embedding of its own": spec.owns_embedding,
-        "a head of its own": spec.owns_head,
-        "a reduced vocabulary": spec.draft_vocab_size is not None,
-        "a mask embedding": spec.mask_embedding,
-        f"input_embedding_scale {spec.input_embedding_scale!r}": spec.input_embedding_scale != 1.0,
-        f"output_multiplier {spec.output_multiplier!r}": spec.output_multiplier != 1.0,
-        f"final_logit_softcapping {spec.final_logit_softcapping!r}": spec.final_logit_softcapping is not None,
+        "a candidate selector over a reduced vocabulary": spec.family == "dflash2" and spec.draft_vocab_size is not None,
+        f"convolutions of groups of {spec.conv_group_size} channels, which do not divide hidden size {spec.hidden_size}": bool(
+            spec.conv_group_size and spec.hidden_size % spec.conv_group_size
+        ),
     }
     return [what for what, needed in needs.items() if needed]
 

@@ -15,12 +15,12 @@ from itertools import groupby
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dflash_model.drafter.backbone import Context, Drafter, Group
-from dflash_model.errors import CheckpointError, ConfigError, InputError
+from dflash_model.drafter.tables import DraftTables
+from dflash_model.errors import CheckpointError, InputError
 from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
-from dflash_model.replay.scoring import Scores, score
+from dflash_model.replay.scoring import Scores, kept_candidates, score_blocks
 from dflash_model.replay.walk import TAILS, TRUNCATED, ZLAB, Matcher, first_anchor, take_step
 
 Progress = Callable[[int, int], None]
@@ -46,8 +46,7 @@ class _Job:
     """What stays the same for a whole replay."""
 
     drafter: Drafter
-    embedding: Tensor
-    head: Tensor
+    tables: DraftTables
     walks: tuple[Matcher, ...]
     top_k: int
     chunk_anchors: int
@@ -97,9 +96,11 @@ class _Active:
 
     def finish(self) -> SampleRecords:
         """All records, anchors ascending."""
-        kept = min(self.job.top_k, len(self.job.head))
-        slots = self.job.drafter.spec.drafted_tokens
-        return SampleRecords.joined(self.sequence, self.records.values(), slots=slots, kept=kept)
+        drafter = self.job.drafter
+        kept = kept_candidates(drafter, self.job.tables, self.job.top_k)
+        conditional = drafter.candidate_selector is not None
+        slots = drafter.spec.drafted_tokens
+        return SampleRecords.joined(self.sequence, self.records.values(), slots=slots, kept=kept, conditional=conditional)
 
 
 def replay(
@@ -117,7 +118,8 @@ def replay(
 ) -> Iterator[SampleRecords]:
     """Replay `samples` under every matcher of `walks`, on the CPU; yields each sample's records when its last walk ends.
 
-    `embedding` [V, H] and `head` [V, H] are the target's, of any float type (`head` is cast once to the drafter's).
+    `embedding` [V, H] (raw rows) and `head` [V, H] are the target's, of any float type; a drafter that owns either uses
+    its own (`Drafter.tables`). Where the drafter's slots depend on each other, `walks` may hold no DDTree.
     Matchers must decide from the row they are given alone. Records hold the `top_k` best candidates per slot. Samples
     enter in order, as many as fill a chunk and fit into `context_bytes` (one always may), and leave as they finish.
     Raises ConfigError for tables that do not fit the drafter, InputError for a sample that does not fit, CheckpointError
@@ -125,11 +127,9 @@ def replay(
     """
     if tail not in TAILS or not walks or top_k < 2 or chunk_anchors < 1:
         raise ValueError(f"tail {tail!r}, {len(walks)} walks, top_k {top_k}, chunk_anchors {chunk_anchors}")
-    _check_tables(drafter, embedding, head)
     job = _Job(
         drafter=drafter,
-        embedding=embedding,
-        head=head.to(drafter.dtype),
+        tables=drafter.tables(embedding, head),
         walks=tuple(walks),
         top_k=top_k,
         chunk_anchors=chunk_anchors,
@@ -177,11 +177,10 @@ def _compute(job: _Job, chunk: list[tuple[_Active, int]]) -> None:
     for entry, members in groupby(chunk, key=lambda item: item[0]):
         assert entry.context is not None
         groups.append(Group(context=entry.context, anchors=tuple(anchor for _, anchor in members)))
-    ids = torch.full((len(chunk), spec.block_size), spec.mask_token_id)
-    ids[:, 0] = torch.stack([entry.tokens[anchor] for entry, anchor in chunk])
-    hidden = job.drafter(F.embedding(ids, job.embedding), groups)
+    anchor_ids = torch.stack([entry.tokens[anchor] for entry, anchor in chunk])
+    hidden = job.drafter(job.tables.blocks(anchor_ids), groups)
     true_ids = torch.stack([entry.true_ids(anchor) for entry, anchor in chunk])
-    scores = score(hidden.flatten(0, 1), job.head, true_ids.flatten(), top_k=job.top_k)
+    scores = score_blocks(job.drafter, job.tables, hidden, anchor_ids, true_ids, top_k=job.top_k)
     for index, (entry, anchor) in enumerate(chunk):
         rows = slice(index * spec.drafted_tokens, (index + 1) * spec.drafted_tokens)
         if not scores.finite[rows].all():
@@ -203,22 +202,8 @@ def _record(sequence: Sequence, anchor: int, true_ids: Tensor, scores: Scores, r
         top_ids=scores.top_ids[None, rows],
         top_logprobs=scores.top_logprobs[None, rows],
         log_sum_exp=scores.log_sum_exp[None, rows],
+        selected_ids=None if scores.selected_ids is None else scores.selected_ids[None, rows],
     )
-
-
-def _check_tables(drafter: Drafter, embedding: Tensor, head: Tensor) -> None:
-    spec = drafter.spec
-    for name, table in (("embedding", embedding), ("head", head)):
-        if table.dim() != 2 or table.shape[1] != spec.hidden_size or len(table) < 2:
-            raise ConfigError(
-                f"The target's {name} has shape {list(table.shape)}, but {drafter.name} has hidden size {spec.hidden_size}.",
-                "Drafter and target must belong together: take the tables from the drafter's own target.",
-            )
-    if spec.mask_token_id >= len(embedding):
-        raise ConfigError(
-            f"{drafter.name} has mask_token_id {spec.mask_token_id}, but the target's embedding has {len(embedding)} rows.",
-            "Take the tables from the drafter's own target, or correct the mask id.",
-        )
 
 
 def _check_sample(sample: Sample, job: _Job) -> None:
@@ -226,7 +211,7 @@ def _check_sample(sample: Sample, job: _Job) -> None:
     known = sequence.end + sequence.overshoot_length
     if len(sample.token_ids) != known:
         raise InputError(f"{name} has {len(sample.token_ids)} token ids, but its lengths add up to {known}.", "Make it anew.")
-    highest = min(len(job.embedding), len(job.head)) - 1
+    highest = job.tables.known_ids - 1
     if known and not (min(sample.token_ids) >= 0 and max(sample.token_ids) <= highest):
         raise InputError(f"{name} holds token ids outside 0..{highest}.", "Tokens and tables must come from one target.")
     needed = job.drafter.spec.drafted_tokens

@@ -17,9 +17,16 @@ from safetensors import SafetensorError, safe_open
 from dflash_model.checkpoint.safetensors_writer import OutgoingTensor, write_safetensors
 from dflash_model.errors import StorageError
 
-RECORDS_VERSION = "1"
+RECORDS_VERSION = "2"
+_READ_VERSIONS = ("1", "2")
+"""Version 1 has no `drafted_ids`: its slots were independent, which is what their absence still means."""
+
 UNKNOWN = -1
 """In `true_ids` and `true_rank`: the target's token at that position is not known (past the end of the reference)."""
+
+NEVER = int(np.iinfo(np.int32).max)
+"""In `true_rank`: the drafter cannot propose that token, as the head has no row for it or the selector no such candidate.
+A miss for a walk of any width."""
 
 NEAR_TIE_NATS = 1e-4
 """Log-probability gap below which other arithmetic (threads, batch shapes) may draft the other candidate."""
@@ -67,19 +74,37 @@ class SampleRecords:
     """[A, D] the target's token at anchor + d + 1, or UNKNOWN."""
 
     true_rank: Int32
-    """[A, D] candidates scored above the true token (equal scores: lower id first); 0 = drafted; or UNKNOWN."""
+    """[A, D] candidates scored above the true token (equal scores: lower id first); 0 = drafted; or UNKNOWN, or NEVER."""
 
     true_logprob: Float32
-    """[A, D] natural log-probability of the true token under the drafter; NaN where unknown."""
+    """[A, D] natural log-probability of the true token under the drafter; NaN where unknown, -inf where never drafted."""
 
     top_ids: Int32
-    """[A, D, K] best candidates, best first, ties to the lower id; [..., 0] is the drafted token."""
+    """[A, D, K] best candidates as the target's ids, best first, ties to the lower id."""
 
     top_logprobs: Float32
     """[A, D, K] their natural log-probabilities."""
 
     log_sum_exp: Float32
     """[A, D] log-sum-exp of the slot's logits."""
+
+    selected_ids: Int32 | None = None
+    """[A, D] the block's own greedy draft where its slots depend on each other (DFlash2), else None.
+
+    Ranks and probabilities are then conditional: slot d is scored given the true token before it (the draft's own where
+    that is unknown), among the selector's candidates. A chain, and a tree that keeps the w best children of each node,
+    reach a slot only along the true tokens, so `true_rank` decides them exactly. A DDTree over the product of the slots'
+    marginals is not defined for such a draft."""
+
+    @property
+    def conditional(self) -> bool:
+        """Whether slots are scored given the token before them."""
+        return self.selected_ids is not None
+
+    @property
+    def drafted_ids(self) -> Int32:
+        """[A, D] what a greedy block proposes."""
+        return self.top_ids[..., 0] if self.selected_ids is None else self.selected_ids
 
     def row_of(self, anchor: int) -> int | None:
         """Index of `anchor` in the rows, or None."""
@@ -94,8 +119,13 @@ class SampleRecords:
         return int(np.count_nonzero(self.top_logprobs[..., 0] - self.top_logprobs[..., 1] < NEAR_TIE_NATS))
 
     @classmethod
-    def joined(cls, sequence: Sequence, parts: Iterable[SampleRecords], *, slots: int, kept: int) -> SampleRecords:
-        """All rows of `parts` (of one sequence), anchors ascending; without parts no row, but D `slots` and K `kept`."""
+    def joined(
+        cls, sequence: Sequence, parts: Iterable[SampleRecords], *, slots: int, kept: int, conditional: bool = False
+    ) -> SampleRecords:
+        """All rows of `parts` (of one sequence), anchors ascending; without parts no row, but D `slots` and K `kept`.
+
+        `conditional`: whether the parts are so, all of them.
+        """
         empty = cls(
             sequence=sequence,
             anchors=np.zeros(0, np.int32),
@@ -105,9 +135,11 @@ class SampleRecords:
             top_ids=np.zeros((0, slots, kept), np.int32),
             top_logprobs=np.zeros((0, slots, kept), np.float32),
             log_sum_exp=np.zeros((0, slots), np.float32),
+            selected_ids=np.zeros((0, slots), np.int32) if conditional else None,
         )
         ordered = [empty, *sorted(parts, key=lambda part: int(part.anchors[0]))]
-        return cls(sequence=sequence, **{name: np.concatenate([getattr(part, name) for part in ordered]) for name in _ARRAYS})
+        names = (*_ARRAYS, "selected_ids") if conditional else _ARRAYS
+        return cls(sequence=sequence, **{name: np.concatenate([getattr(part, name) for part in ordered]) for name in names})
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, the same bytes for the same records. Raises EvalError."""
@@ -121,6 +153,8 @@ class SampleRecords:
             "stopped": str(int(sequence.stopped)),
         }
         outgoing = [_outgoing(name, getattr(self, name)) for name in _ARRAYS]
+        if self.selected_ids is not None:
+            outgoing.append(_outgoing(_DRAFTED, self.selected_ids))
         write_safetensors(path, outgoing, metadata=metadata)
 
     @classmethod
@@ -130,11 +164,12 @@ class SampleRecords:
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+                selected = file.get_tensor(_DRAFTED) if _DRAFTED in file.keys() else None  # noqa: SIM118
         except (OSError, SafetensorError) as exc:
             raise StorageError(f"{path} is not a records file: {exc}.", "Delete the replay artifact and run again.") from exc
-        if metadata.get("records_version") != RECORDS_VERSION:
+        if metadata.get("records_version") not in _READ_VERSIONS:
             raise StorageError(
-                f"{path} has records version {metadata.get('records_version')}, expected {RECORDS_VERSION}.",
+                f"{path} has records version {metadata.get('records_version')}, expected one of {', '.join(_READ_VERSIONS)}.",
                 "Run the replay again.",
             )
         sequence = Sequence(
@@ -144,12 +179,15 @@ class SampleRecords:
             overshoot_length=int(metadata["overshoot_length"]),
             stopped=metadata["stopped"] == "1",
         )
-        return cls(sequence=sequence, **arrays)
+        return cls(sequence=sequence, selected_ids=selected, **arrays)
 
 
 def _outgoing(name: str, array: Int32 | Float32) -> OutgoingTensor:
     dtype = {np.dtype(np.int32): "I32", np.dtype(np.float32): "F32"}[array.dtype]
     return OutgoingTensor(name=name, dtype=dtype, shape=array.shape, blocks=lambda: [array.tobytes()])
 
+
+_DRAFTED = "drafted_ids"
+"""Tensor of `selected_ids` in a file."""
 
 _ARRAYS = ("anchors", "true_ids", "true_rank", "true_logprob", "top_ids", "top_logprobs", "log_sum_exp")

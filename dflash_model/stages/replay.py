@@ -41,9 +41,9 @@ def run(context: Context) -> None:
     records = replay(
         drafter,
         samples,
-        embedding=tables.embed * tables.embedding_scale,
+        embedding=tables.embed,
         head=tables.head,
-        walks=matchers(chosen["streak_widths"], chosen["tree_budgets"]),
+        walks=matchers(chosen["streak_widths"], () if spec.conditional else chosen["tree_budgets"]),
         top_k=chosen["kept_candidates"],
         tail=chosen["tail"],
         on_progress=lambda done, _anchors: context.progress(done, len(samples), "prompts"),

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from dflash_model.drafter.backbone import Attention, Drafter, Layer, rotate, rotation_table
+from dflash_model.drafter.backbone import Attention, Drafter, Layer
+from dflash_model.drafter.rotary import Rotation, rotate, rotation_table
 from dflash_model.training.block_masks import FLEX, SDPA, Layout, masks_of_step
 
-Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
@@ -52,16 +52,12 @@ def hidden_states(
     attend = _flex if backend == FLEX else _sdpa
     for layer in drafter.layers:
         assert isinstance(layer, Layer)
-        x = _layer(layer, x, ctx, rotations, masks[layer.self_attn.policy], rows, attend)
+        attention, mask = layer.self_attn, masks[layer.self_attn.policy]
+        x = layer.mix(
+            x, functools.partial(_attention, attention, ctx=ctx, rotations=rotations, mask=mask, rows=rows, attend=attend)
+        )
     out: Tensor = drafter.norm(x).view(*ids.shape, spec.hidden_size)
     return out[:, :, 1 - spec.shift :]
-
-
-def _layer(layer: Layer, x: Tensor, ctx: Tensor, rotations: tuple[Rotation, ...], mask: Any, rows: int, attend: Attend) -> Tensor:
-    """[R, H] -> [R, H] of block rows."""
-    x = x + _attention(layer.self_attn, layer.input_layernorm(x), ctx, rotations, mask, rows, attend)
-    out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
-    return out
 
 
 def _attention(
