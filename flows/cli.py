@@ -86,6 +86,7 @@ def _add_run(commands: Any) -> None:
     thinking = made.add_mutually_exclusive_group()
     thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
     thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
+    _add_hidden_states(run)
     bare = run.add_argument_group("bare .pt", "what a training file without a config does not tell by its tensors and saved args")
     bare.add_argument("--config", metavar="FILE", help="config.json in z-lab form")
     bare.add_argument("--config-from", choices=("reference",), help="take it from the reference after comparing every shape")
@@ -115,6 +116,37 @@ def _add_run(commands: Any) -> None:
     )
     _add_home(run)
     run.set_defaults(run=_run)
+
+
+def _add_hidden_states(run: argparse.ArgumentParser) -> None:
+    states = run.add_argument_group("hidden states")
+    states.add_argument(
+        "--extraction",
+        choices=("auto", "full", "streaming"),
+        default="auto",
+        help="full loads the target whole; streaming reads it layer by layer in bounded memory, with the same result; "
+        "auto looks at the free memory and says why (default: %(default)s)",
+    )
+    states.add_argument("--max-gpu-memory", type=float, metavar="GIB", help="take no more of a GPU than this")
+    states.add_argument(
+        "--extraction-batch", type=int, default=1, metavar="N", help="sequences in one padded forward (default: %(default)s)"
+    )
+    states.add_argument(
+        "--fidelity",
+        action="append",
+        type=_named_number,
+        default=[],
+        metavar="LINE=VALUE",
+        help="move a line of the fidelity gate, such as fail_agree=0.85; may be given several times",
+    )
+
+
+def _named_number(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like fail_agree=0.85") from None
 
 
 def _add_rerun(commands: Any) -> None:

@@ -65,6 +65,22 @@ class References(Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
+class HiddenStates(Strict):
+    """How the target's hidden states are computed. `extraction` and `max_gpu_memory_gib` change no bit of them."""
+
+    extraction: Literal["auto", "full", "streaming"] = Field(
+        default="auto",
+        description="full loads the target whole, streaming reads it layer by layer in bounded memory; auto looks at what is free.",
+    )
+    max_gpu_memory_gib: float | None = Field(
+        default=None, gt=0, description="Take no more of a GPU's memory; none: what is free."
+    )
+    batch: int = Field(default=1, ge=1, le=64, description="Sequences in one right-padded forward; may change last bits.")
+    thresholds: dict[str, float] = Field(
+        default_factory=dict, description="Lines of the fidelity gate that are moved: name -> value."
+    )
+
+
 class EvaluateParameters(Strict):
     """One evaluation: candidates against a reference drafter, on the same prompts, target and hidden states."""
 
@@ -75,6 +91,7 @@ class EvaluateParameters(Strict):
     target: TargetSource
     prompts: str = Field(description="JSONL file on the relay.")
     references: References = References()
+    hidden_states: HiddenStates = HiddenStates()
     bare: BareConfig = BareConfig()
     tail: Literal["truncated", "zlab"] = Field(default="truncated", description="How the last step of a request is counted.")
     equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")

@@ -223,10 +223,16 @@ def _ground(
         hosts=hosts("hidden-states"),
         label="hidden states",
         inputs={"target": target, "references": references.made(), "tables": tables.made()},
-        parameters={"taps": _union_of_taps(checkpoints), "dtype": made.dtype} if all(checkpoints) else None,
-        local=local,
+        parameters=_states_parameters(parameters, checkpoints) if all(checkpoints) else None,
+        local=local | parameters.hidden_states.model_dump(include={"extraction", "max_gpu_memory_gib"}, exclude_none=True),
     )
     return Ground(prompts=prompts, target=target, tables=tables.made(), references=references.made(), states=states.made())
+
+
+def _states_parameters(parameters: EvaluateParameters, checkpoints: Sequence[Outcome | None]) -> dict[str, Any]:
+    """What decides the states: not whether the target is loaded whole, which gives the same ones."""
+    chosen = {"taps": _union_of_taps(checkpoints), "dtype": parameters.references.dtype}
+    return chosen | parameters.hidden_states.model_dump(include={"batch", "thresholds"})
 
 
 def _union_of_taps(checkpoints: Sequence[Outcome | None]) -> list[int]:

@@ -144,7 +144,7 @@ def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParame
 
 def parameters_from_options(options: argparse.Namespace, home: Path) -> EvaluateParameters:
     """The parameters that the options of `dflash-eval run` mean."""
-    from flows.parameters import BareConfig, EvaluateParameters, References
+    from flows.parameters import BareConfig, EvaluateParameters, HiddenStates, References
 
     known = _host_names(options.hosts, home)
     return EvaluateParameters(
@@ -155,6 +155,12 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
         target=_target(options.target, known),
         prompts=str(options.prompts.expanduser().resolve()),
         references=References(max_new_tokens=options.max_new_tokens, dtype=options.dtype, thinking=options.thinking),
+        hidden_states=HiddenStates(
+            extraction=options.extraction,
+            max_gpu_memory_gib=options.max_gpu_memory,
+            batch=options.extraction_batch,
+            thresholds=dict(options.fidelity),
+        ),
         bare=BareConfig(
             config_path=str(Path(options.config).expanduser().resolve()) if options.config else None,
             config_from_reference=options.config_from is not None,

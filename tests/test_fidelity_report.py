@@ -134,7 +134,7 @@ def test_a_fail_is_not_evaluable_and_names_reason_and_cause() -> None:
     with pytest.raises(NotEvaluable) as caught:
         require_faithful(judge([_suspect(rows_shifted_later=(99, 1.0))], thresholds=THRESHOLDS))
     assert "Only 20.0% of 100 tokens agree" in caught.value.problem
-    assert "Further reasons in the report: 5." in caught.value.problem
+    assert "Further reasons in the log: 5." in caught.value.problem
     assert caught.value.fix == "Likely cause: Each row is one place late: row i holds the state after token i - 1."
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dflash_model.errors import ConfigError, InputError, StageError
 from dflash_model.target.backbone import Backbone, backbone_of
-from dflash_model.target.hidden_states import extract
+from dflash_model.target.hidden_states import extract, extract_padded
 from tests.tiny_targets import tiny_model
 
 IDS = (5, 9, 14, 3, 22, 31, 8)
@@ -116,3 +116,22 @@ def test_a_layer_that_was_not_captured_is_an_error_not_an_absence() -> None:
 def test_bfloat16_states_stay_bfloat16() -> None:
     captured = extract(backbone_of(tiny_model("qwen3_5_text").to(torch.bfloat16)), IDS, [0, 4])
     assert {tensor.dtype for tensor in captured.taps.values()} == {torch.bfloat16}
+
+
+def test_right_padding_under_a_mask_changes_no_row(backbone: Backbone) -> None:
+    sequences = [IDS, IDS[:2], (1, 2, 3, 4), (7,)]
+    padded = extract_padded(backbone, sequences, [0, 2, 4])
+    for found, token_ids in zip(padded, sequences, strict=True):
+        alone = extract(backbone, token_ids, [0, 2, 4])
+        assert [found.taps[k].shape for k in (0, 2, 4)] == [(len(token_ids), 32)] * 3
+        for k in (0, 2, 4):
+            assert torch.allclose(found.taps[k], alone.taps[k], rtol=1e-4, atol=1e-4)
+        assert torch.allclose(found.final, alone.final, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(padded[1].taps[2], padded[0].taps[2][1:3], atol=1e-2)
+
+
+def test_padding_on_the_left_would_change_rows() -> None:
+    """Why it is not done: without position ids and a mask each row sees the padding before it."""
+    backbone = backbone_of(tiny_model("qwen3_5_text"))
+    left = extract(backbone, (0, 0, 0, *IDS[:2]), [4]).taps[4][3:]
+    assert not torch.allclose(left, extract(backbone, IDS[:2], [4]).taps[4], atol=1e-2)

@@ -1,44 +1,52 @@
 """Stage hidden-states: one prefill a sample, the wanted layers, behind the fidelity gate.
 
-Parameters: taps (hidden-state tuple indices), dtype. Each sample's layers are an artifact of their own, named by target
-weights, tokens and dtype: a superset serves a subset, and a new tap computes only its own layer.
+Parameters: taps (hidden-state tuple indices), dtype; optional: batch (sequences in one padded forward), thresholds (lines
+of the gate that are moved), engine (states that a serving engine made). Local: device, extraction (auto | full |
+streaming), max_gpu_memory_gib; they change where and how the same states are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from dflash_model.artifacts import Manifest
 from dflash_model.digests import json_digest
+from dflash_model.errors import NotEvaluable
 from dflash_model.stages.protocol import Context
+from dflash_model.stages.sample_states import SampleStore, kept_checks, kept_fidelity
 from dflash_model.stages.target_directory import target_directory
-from dflash_model.storage import artifacts_dir, find_artifact, write_json, writing_artifact
-from dflash_model.target.backbone import Backbone, load_backbone, parse_dtype
-from dflash_model.target.fidelity import SampleFidelity, Thresholds, measure
-from dflash_model.target.fidelity_report import judge, require_faithful
-from dflash_model.target.hidden_states import extract
-from dflash_model.target.kernels import describe_backend
-from dflash_model.target.layer_checks import LayerCheck, check_layers
+from dflash_model.storage import write_json
+from dflash_model.target.backbone import skeleton
+from dflash_model.target.extraction import OpenTarget, open_target
+from dflash_model.target.fidelity import SampleFidelity, Thresholds, assess, measure
+from dflash_model.target.fidelity_report import FAIL, KERNELS, UNEXPLAINED, FidelityReport, judge, require_faithful
+from dflash_model.target.kernels import backend_digest, describe_backend
+from dflash_model.target.layer_checks import CHECK_TOKENS, LayerCheck, check_layers
+from dflash_model.target.prompts import load_tokenizer
 from dflash_model.target.references import Reference, read_references
-from dflash_model.target.states_file import SampleStates, write_states
+from dflash_model.target.room import AUTO
 from dflash_model.target.tables import Tables, load_tables
+from dflash_model.target.template_variants import try_templates
 
-STATES_FILE = "states.safetensors"
-CHECK_TOKENS = 48
+log = logging.getLogger(__name__)
 
 
 def run(context: Context) -> None:
     """Extract what is missing, judge everything, write the list of parts. Raises NotEvaluable where the gate fails."""
     references = read_references(context.input_path("references") / "references.jsonl")
-    extractor = _Extractor(context, references)
-    samples: dict[str, list[Manifest]] = {}
-    for done, reference in enumerate(references):
-        samples[reference.sample_id] = extractor.parts(reference)
-        context.progress(done + 1, len(references), "prompts")
-    measured = [_fidelity(parts, sample_id) for sample_id, parts in samples.items()]
-    report = judge(measured, thresholds=extractor.thresholds, checks=extractor.checks(), backend=extractor.backend(samples))
-    context.milestone(f"fidelity {report.verdict}, {extractor.forwards} forward passes; {' '.join(report.reasons)}".rstrip("; "))
+    work = _Work(context, references)
+    samples = work.samples()
+    report = work.judged(samples)
+    said = f"fidelity {report.verdict}, {work.forwards} forward passes; {' '.join(report.reasons)}".rstrip("; ")
+    context.milestone(said)
+    for cause in report.causes:
+        context.milestone(f"possible cause: {cause.name}: {cause.sentence}")
     require_faithful(report)
     with context.writing() as writer:
         content = report.to_json()
@@ -49,103 +57,149 @@ def run(context: Context) -> None:
             "dtype": context.parameters["dtype"],
             "samples": {sample_id: [part.key for part in parts] for sample_id, parts in samples.items()},
             "fidelity": {name: content[name] for name in ("verdict", "reasons", "n", "agree", "hard_rate", "max_gap_nats")},
-            "backend": extractor.backend(samples),
+            "backend": work.backend_of(samples),
         }
-        writer.made_by |= {"forwards": extractor.forwards}
+        writer.made_by |= {"forwards": work.forwards, "extraction": work.choice}
 
 
-def _fidelity(parts: Sequence[Manifest], sample_id: str) -> SampleFidelity:
-    return SampleFidelity.from_json(parts[0].facts["fidelity"] | {"sample_id": sample_id})
-
-
-class _Extractor:
-    """Finds or makes the parts of each sample; the target is loaded when the first one is missing."""
+class _Work:
+    """Finds or makes the parts of each sample; the target is opened when the first one is missing."""
 
     def __init__(self, context: Context, references: Sequence[Reference]) -> None:
-        self._context = context
-        self._root = artifacts_dir(context.request.work_dir)
+        self._context, self._references = context, references
+        self._by_id = {reference.sample_id: reference for reference in references}
         self._taps: list[int] = context.parameters["taps"]
         self._dtype: str = context.parameters["dtype"]
+        self._batch: int = context.parameters.get("batch", 1)
         self._weights = context.input_manifest("target").facts["weights_digest"]
-        self._others = {reference.sample_id: reference for reference in references}
-        self._first = references[0]
-        self._backbone: Backbone | None = None
-        self._tables: Tables | None = None
+        self._target: OpenTarget | None = None
         self._checks: tuple[LayerCheck, ...] = ()
-        self.thresholds = Thresholds()
-        self.forwards = 0
+        self.thresholds = Thresholds.from_json(context.parameters.get("thresholds") or {})
 
-    def parts(self, reference: Reference) -> list[Manifest]:
-        """Artifacts that together hold the wanted taps of one sample, fewest first found."""
-        family = f"states-{json_digest([self._weights, reference.token_digest, self._dtype])[:24]}"
-        chosen, covered = ([], set()) if self._context.local.get("fresh") else self._existing(family)
-        missing = sorted(set(self._taps) - covered)
-        if missing:
-            chosen.append(self._make(reference, family, missing))
-        return chosen
+    @cached_property
+    def _directory(self) -> Path:
+        return target_directory(self._context)
 
-    def _existing(self, family: str) -> tuple[list[Manifest], set[int]]:
-        """Parts of the family that hold wanted taps; those with more of them first, none that adds nothing."""
-        found = [find_artifact(self._context.request.work_dir, path.name) for path in sorted(self._root.glob(f"{family}-t*"))]
-        usable = [manifest for manifest in found if manifest is not None]
-        usable.sort(key=lambda manifest: -len(set(manifest.facts["taps"]) & set(self._taps)))
-        chosen: list[Manifest] = []
-        covered: set[int] = set()
-        for manifest in usable:
-            adds = (set(manifest.facts["taps"]) & set(self._taps)) - covered
-            if adds:
-                chosen.append(manifest)
-                covered |= adds
-        return chosen, covered
+    @property
+    def _device(self) -> str:
+        return str(self._context.local.get("device", "cpu"))
 
-    def _make(self, reference: Reference, family: str, taps: list[int]) -> Manifest:
-        backbone, tables = self._loaded()
-        captured = extract(backbone, reference.token_ids, taps)
-        self.forwards += 1
-        fidelity = measure(
-            captured.final,
-            reference.token_ids,
-            reference=reference,
-            tables=tables,
-            thresholds=self.thresholds,
-            others=self._others,
-        )
-        key = f"{family}-t{'.'.join(map(str, taps))}"
-        backend = describe_backend(backbone)
-        with writing_artifact(self._context.request.work_dir, kind="sample_states", key=key) as writer:
-            import torch
+    @cached_property
+    def _backend(self) -> dict[str, Any]:
+        """What this host would compute with, known without loading the target."""
+        return describe_backend(skeleton(self._directory, dtype=self._dtype, device=self._device))
 
-            states = SampleStates(
-                sample_id=reference.sample_id,
-                token_ids=reference.token_ids,
-                tap_indices=tuple(taps),
-                hidden_states=torch.stack([captured.taps[tap] for tap in taps], dim=1),
-                target_digest=self._weights,
-                backend=backend,
+    @cached_property
+    def _store(self) -> SampleStore:
+        maker = json_digest([backend_digest(self._backend), self._batch > 1])
+        return SampleStore(work_dir=self._context.request.work_dir, weights_digest=self._weights, maker=maker)
+
+    @cached_property
+    def _tables(self) -> Tables:
+        """As stored and mapped: the gate converts the head a block at a time, so that it needs no room of its own."""
+        return load_tables(self._context.input_path("tables"))
+
+    @property
+    def forwards(self) -> int:
+        """Sequences that were put through the target."""
+        return self._target.forwards if self._target else 0
+
+    @property
+    def choice(self) -> str | None:
+        """How the target was read and why; None where it was not."""
+        return f"{self._target.choice.mode}: {self._target.choice.reason}" if self._target else None
+
+    def samples(self) -> dict[str, list[Manifest]]:
+        """Sample id -> parts that together hold the wanted taps; made, in one go for those that lack the same taps."""
+        found: dict[str, list[Manifest]] = {}
+        lacking: dict[tuple[int, ...], list[Reference]] = {}
+        for reference in self._references:
+            fresh = bool(self._context.local.get("fresh"))
+            chosen, covered = ([], set()) if fresh else self._store.existing(reference, self._taps)
+            found[reference.sample_id] = chosen
+            missing = tuple(sorted(set(self._taps) - covered))
+            if missing:
+                lacking.setdefault(missing, []).append(reference)
+        total, done = len(self._references), len(self._references) - sum(map(len, lacking.values()))
+        for taps, references in lacking.items():
+            for reference, part in self._made(references, taps):
+                found[reference.sample_id].append(part)
+                done += 1
+                self._context.progress(done, total, "prompts")
+        return found
+
+    def _made(self, references: Sequence[Reference], taps: Sequence[int]) -> Iterator[tuple[Reference, Manifest]]:
+        target = self._opened()
+        sequences = [reference.token_ids for reference in references]
+        for reference, captured in zip(references, target.extract(sequences, taps, batch=self._batch), strict=True):
+            fidelity = measure(
+                captured.final,
+                reference.token_ids,
+                reference=reference,
+                tables=self._tables,
+                thresholds=self.thresholds,
+                others=self._by_id,
             )
-            write_states(writer.path / STATES_FILE, states)
-            writer.facts |= {"taps": taps, "fidelity": fidelity.to_json(), "backend": backend}
-        made = find_artifact(self._context.request.work_dir, key)
-        assert made is not None
-        return made
+            yield (
+                reference,
+                self._store.write(reference, captured, fidelity=fidelity, backend=self._backend, checks=self._checks),
+            )
 
-    def _loaded(self) -> tuple[Backbone, Tables]:
-        if self._backbone is None or self._tables is None:
-            self._context.milestone("loading the target")
-            directory = target_directory(self._context)
-            device = str(self._context.local.get("device", "cpu"))
-            self._backbone = load_backbone(directory, dtype=self._dtype, device=device)
-            self._tables = load_tables(self._context.input_path("tables"), parse_dtype("float32"))
-            prompt = self._first.token_ids[:CHECK_TOKENS]
-            self._checks = tuple(check_layers(self._backbone, prompt, self._taps, tables=self._tables))
-        return self._backbone, self._tables
+    def _opened(self) -> OpenTarget:
+        if self._target is None:
+            local = self._context.local
+            self._target = open_target(
+                self._directory,
+                dtype=self._dtype,
+                device=self._device,
+                extraction=str(local.get("extraction", AUTO)),
+                max_gpu_gib=local.get("max_gpu_memory_gib"),
+            )
+            self._context.milestone(f"the target is read {self._target.choice.mode}: {self._target.choice.reason}")
+            self._checks = self._checked(self._target)
+        return self._target
 
-    def checks(self) -> tuple[LayerCheck, ...]:
-        """The exact checks of this loading of the target; () where every part was there already."""
-        return self._checks
+    def _checked(self, target: OpenTarget) -> tuple[LayerCheck, ...]:
+        """The exact checks on the longest sample; before anything is kept, since what is kept passes for checked later."""
+        longest = max(self._references, key=lambda reference: len(reference.token_ids))
+        lines = self.thresholds
+        checks = check_layers(
+            target.backbone,
+            longest.token_ids[:CHECK_TOKENS],
+            self._taps,
+            tables=self._tables,
+            tolerance={torch.float32: lines.check_l2_float32, torch.bfloat16: lines.check_l2_bfloat16},
+        )
+        for check in checks:
+            log.info("%s: %s (%s)", check.name, "holds" if check.passed else "FAILS", check.detail)
+        failed = [check for check in checks if not check.passed]
+        if failed:
+            found = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+            raise NotEvaluable(
+                f"The hidden states of this host would not be faithful: {found}.", f"Likely cause: {failed[0].meaning}"
+            )
+        return checks
 
-    def backend(self, samples: dict[str, list[Manifest]]) -> dict[str, Any]:
-        """Kernels and versions that computed the first sample's states."""
+    def judged(self, samples: dict[str, list[Manifest]]) -> FidelityReport:
+        """The gate's verdict; where nothing explains a FAIL, other renderings of the prompts are tried."""
+        measured = [
+            assess(kept_fidelity(parts[0]), self._by_id[sample_id], self.thresholds) for sample_id, parts in samples.items()
+        ]
+        checks = self._checks or kept_checks(next(iter(samples.values()))[0])
+        report = judge(measured, thresholds=self.thresholds, checks=checks, backend=self.backend_of(samples))
+        if report.verdict != FAIL or report.causes[0].name not in (KERNELS, UNEXPLAINED):
+            return report
+        tried = self._with_templates(measured)
+        return judge(tried, thresholds=self.thresholds, checks=checks, backend=self.backend_of(samples))
+
+    def _with_templates(self, measured: Sequence[SampleFidelity]) -> list[SampleFidelity]:
+        self._context.milestone("the gate fails and no misplacement explains it: trying other renderings of the prompts")
+        tokenizer = load_tokenizer(self._directory)
+        below = self.thresholds.fail_agree
+        return try_templates(self._opened(), measured, self._by_id, tokenizer=tokenizer, tables=self._tables, below=below)
+
+    def backend_of(self, samples: dict[str, list[Manifest]]) -> dict[str, Any]:
+        """Kernels and versions that computed the states: one value, since it is part of the parts' names."""
         parts = next(iter(samples.values()))
         backend: dict[str, Any] = parts[0].facts["backend"]
         return backend

@@ -37,7 +37,7 @@ STAGES: dict[str, Stage] = {
         Stage(name="extract-weights", version=2, kind="checkpoint", small=False),
         Stage(name="target-tables", version=1, kind="tables", small=False),
         Stage(name="references", version=1, kind="references", small=True),
-        Stage(name="hidden-states", version=1, kind="states", small=False),
+        Stage(name="hidden-states", version=2, kind="states", small=False),
         Stage(name="replay", version=2, kind="replay", small=True),
         Stage(name="compare", version=1, kind="comparison", small=True),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ class Backbone:
     dtype: torch.dtype
     """Of weights and activations."""
 
+    input_device: torch.device | None = None
+    """Where token ids must lie, where the embedding's place does not tell it (a target that is read layer by layer)."""
+
     @property
     def num_layers(self) -> int:
         """L: tap indices run from 0 (embedding) to L (output of the last layer)."""
@@ -56,7 +59,7 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where token ids must lie."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
+        device: torch.device = self.input_device or self.model.get_input_embeddings().weight.device
         return device
 
     def check_tokens(self, token_ids: Sequence[int]) -> None:
@@ -102,11 +105,29 @@ def load_backbone(directory: Path, *, dtype: str, device: str = "cpu") -> Backbo
         raise ConfigError(
             "device is auto, but accelerate is not installed.", "Install accelerate on that host, or name one device."
         )
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise HostError(
-            f"The target should run on {device}, but torch sees no GPU here.", "Use a host with a GPU, or device cpu."
-        )
+    check_device(device)
     return backbone_of(_load_model(directory, torch_dtype, device))
+
+
+def skeleton(directory: Path, *, dtype: str, device: str = "cpu") -> Backbone:
+    """The target's model without weights (all on "meta"): what it is made of, in a tenth of a second.
+
+    Raises ConfigError for another dtype than bfloat16 or float32, InputError for a directory or model type that cannot be
+    used, HostError where the device is not there.
+    """
+    import transformers
+
+    torch_dtype = parse_dtype(dtype)
+    read_config(directory)
+    check_device(device)
+    configs: Any = transformers.AutoConfig
+    models: Any = transformers.AutoModelForCausalLM
+    with _loading_errors(directory):
+        config = configs.from_pretrained(directory, local_files_only=True)
+        with torch.device("meta"):
+            model = models.from_config(config, dtype=torch_dtype)
+    model.eval()
+    return replace(backbone_of(model), input_device=torch.device("cuda" if device == "auto" else device))
 
 
 def backbone_of(model: Any) -> Backbone:
@@ -130,22 +151,34 @@ def backbone_of(model: Any) -> Backbone:
     )
 
 
-def _load_model(directory: Path, dtype: torch.dtype, device: str) -> Any:
-    import transformers
+def check_device(device: str) -> None:
+    """Raises HostError for a CUDA device where torch sees none."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise HostError(
+            f"The target should run on {device}, but torch sees no GPU here.", "Use a host with a GPU, or device cpu."
+        )
 
-    auto: Any = transformers.AutoModelForCausalLM
-    options: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {}
+
+@contextmanager
+def _loading_errors(directory: Path) -> Iterator[None]:
+    """What transformers raises where it cannot load, as errors of ours."""
     try:
-        with _quiet_progress():
-            model, loading = auto.from_pretrained(
-                directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
-            )
+        yield
     except (OSError, ValueError, KeyError, ImportError) as exc:
         raise InputError(
             f"transformers cannot load the target in {directory}: {exc}.", "Check the target's files and model_type."
         ) from exc
     except (RuntimeError, SafetensorError) as exc:
         raise CheckpointError(f"The weights in {directory} do not fit its config: {exc}.", "Copy the target again.") from exc
+
+
+def _load_model(directory: Path, dtype: torch.dtype, device: str) -> Any:
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    options: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {}
+    with _loading_errors(directory), _quiet_progress():
+        model, loading = auto.from_pretrained(directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in loading[kind])
         if names:

@@ -11,11 +11,13 @@ Shapes: N tokens of a sample, n its completion tokens, H hidden size, V vocabula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import median
 from typing import Any
 
 import torch
 
+from dflash_model.errors import ConfigError
 from dflash_model.target.misplacements import Alternative, find_owner, norm_faults, try_misplacements
 from dflash_model.target.references import Reference
 from dflash_model.target.tables import Tables
@@ -70,6 +72,24 @@ class Thresholds:
     delta_p99_nats: float = 0.5
     """WARN above, likewise for the worst hundredth (a guess)."""
 
+    check_l2_float32: float = 1e-4
+    """The exact checks FAIL above this relative L2 difference in float32: five times the largest of a correct pair of paths."""
+
+    check_l2_bfloat16: float = 2e-2
+    """... and in bfloat16: correct paths were up to 1.6e-2 apart, a dropped recurrent state is several times that."""
+
+    @classmethod
+    def from_json(cls, changes: Mapping[str, Any]) -> Thresholds:
+        """The default lines with some of them moved. Raises ConfigError for an unknown one or a value that is no number."""
+        known = {line.name for line in fields(cls)}
+        for name, value in changes.items():
+            if name not in known or isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(
+                    f"The fidelity threshold {name} = {value!r} is not known or no number >= 0.",
+                    f"Lines that can be moved: {', '.join(sorted(known))}.",
+                )
+        return replace(cls(), **changes)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleFidelity:
@@ -99,6 +119,12 @@ class SampleFidelity:
     first_hard_position: int | None = None
     """Position (in prompt + completion) of the first hard disagreement, or None."""
 
+    gaps_nats: tuple[float, ...] = ()
+    """Gap of each completion token; 0 exactly where it agrees."""
+
+    logprobs: tuple[float, ...] = ()
+    """Our log-probability of each completion token."""
+
     deltas_nats: tuple[float, ...] | None = None
     """|our log-probability - the reference's recorded one| of each completion token; None where none was recorded."""
 
@@ -127,7 +153,8 @@ class SampleFidelity:
         """Read `to_json`'s value."""
         deltas = data["deltas_nats"]
         alternatives = {name: Alternative(**value) for name, value in data["alternatives"].items()}
-        return cls(**(data | {"alternatives": alternatives, "deltas_nats": None if deltas is None else tuple(deltas)}))
+        lists = {"gaps_nats": tuple(data["gaps_nats"]), "logprobs": tuple(data["logprobs"])}
+        return cls(**(data | lists | {"alternatives": alternatives, "deltas_nats": None if deltas is None else tuple(deltas)}))
 
 
 def measure(
@@ -155,28 +182,48 @@ def measure(
     if not bool(torch.isfinite(score.true).all()):
         faults[NON_FINITE] = f"The states of {reference.sample_id} lead to NaN or infinite logits."
         return SampleFidelity(sample_id=reference.sample_id, n=0, faults=faults)
-    gaps = score.gaps()
-    hard = gaps > thresholds.hard_gap_nats
-    deltas = None if reference.logprobs is None else (score.true - torch.tensor(reference.logprobs)).abs()
-    agreeing, hard_count = int(score.agree.sum()), int(hard.sum())
-    suspect = bool(faults) or agreeing < thresholds.pass_agree * n or hard_count > thresholds.fail_hard_rate * n
-    suspect |= deltas is not None and float(deltas.median()) > thresholds.delta_median_nats
-    owner = None
-    if agreeing < thresholds.sample_agree * n:
-        owner = find_owner(final, reference, tables=tables, normed=normed, others=others, above=agreeing / n)
-    return SampleFidelity(
-        sample_id=reference.sample_id,
-        n=n,
-        faults=faults,
-        agreeing=agreeing,
-        hard=hard_count,
-        max_gap_nats=float(gaps.max()),
-        nll_sum_nats=float(-score.true.double().sum()),
-        first_hard_position=first + int(hard.nonzero()[0]) if hard_count else None,
-        deltas_nats=None if deltas is None else tuple(round(value, 6) for value in deltas.tolist()),
-        alternatives=try_misplacements(final, reference, tables=tables, normed=normed) if suspect else {},
-        resembles=owner,
+    # Rounded, so that the same figures come from the kept lists; a disagreement stays one.
+    gaps = [0.0 if agrees else max(1e-6, round(gap, 6)) for agrees, gap in zip(score.agree, score.gaps().tolist(), strict=True)]
+    logprobs = [round(value, 6) for value in score.true.tolist()]
+    sample = assess(
+        SampleFidelity(sample_id=reference.sample_id, n=n, faults=faults, gaps_nats=tuple(gaps), logprobs=tuple(logprobs)),
+        reference,
+        thresholds,
     )
+    owner = None
+    if sample.agreeing < thresholds.sample_agree * n:
+        owner = find_owner(final, reference, tables=tables, normed=normed, others=others, above=sample.agreeing / n)
+    suspect = is_suspect(sample, thresholds)
+    alternatives = try_misplacements(final, reference, tables=tables, normed=normed) if suspect else {}
+    return replace(sample, alternatives=alternatives, resembles=owner)
+
+
+def assess(sample: SampleFidelity, reference: Reference, thresholds: Thresholds) -> SampleFidelity:
+    """The figures that `thresholds` and the reference's recorded log-probabilities give for a sample's kept lists."""
+    if not sample.n:
+        return replace(sample, sample_id=reference.sample_id)
+    gaps, first = sample.gaps_nats, len(reference.prompt_ids)
+    hard = [place for place, gap in enumerate(gaps) if gap > thresholds.hard_gap_nats]
+    deltas = None
+    if reference.logprobs is not None:
+        deltas = tuple(round(abs(ours - theirs), 6) for ours, theirs in zip(sample.logprobs, reference.logprobs, strict=True))
+    return replace(
+        sample,
+        sample_id=reference.sample_id,
+        agreeing=sum(gap == 0 for gap in gaps),
+        hard=len(hard),
+        max_gap_nats=max(gaps),
+        nll_sum_nats=-sum(sample.logprobs),
+        first_hard_position=first + hard[0] if hard else None,
+        deltas_nats=deltas,
+    )
+
+
+def is_suspect(sample: SampleFidelity, thresholds: Thresholds) -> bool:
+    """Whether it is worth finding out what went wrong with a sample."""
+    low = sample.agreeing < thresholds.pass_agree * sample.n or sample.hard > thresholds.fail_hard_rate * sample.n
+    far = bool(sample.deltas_nats) and median(sample.deltas_nats or ()) > thresholds.delta_median_nats
+    return bool(sample.faults) or low or far
 
 
 def _structural_faults(final: torch.Tensor, token_ids: Sequence[int], reference: Reference) -> dict[str, str]:

@@ -20,6 +20,7 @@ PASS = "PASS"
 WARN = "WARN"
 FAIL = "FAIL"
 UNEXPLAINED = "unexplained"
+KERNELS = "linear_attention_kernels"
 
 SENTENCES = {
     misplacements.SHIFTED_LATER: "Each row is one place late: row i holds the state after token i - 1.",
@@ -28,6 +29,7 @@ SENTENCES = {
         "The rows passed the final norm already (the last entry of output_hidden_states is like that): it was applied twice."
     ),
     misplacements.NORM_OMITTED: "The rows are said to have passed the final norm, but they are raw: the norm was omitted.",
+    misplacements.TEMPLATE: "The completions were made from another rendering of the prompt (chat template, thinking mode, BOS).",
     misplacements.NORM_FORM: "The final norm was applied in the other form (w for 1 + w, or the reverse).",
     fidelity.TOKENS: "The states are of an older reference or another prompt set.",
     fidelity.ROWS: "Rows were cut or added: prefix caching, a truncating server, or another sample's states.",
@@ -104,7 +106,8 @@ class FidelityReport:
         """A JSON value; samples without their per-token lists."""
         data = asdict(self)
         for sample in data["samples"]:
-            del sample["deltas_nats"]
+            for name in ("deltas_nats", "gaps_nats", "logprobs"):
+                del sample[name]
         return data
 
 
@@ -138,7 +141,7 @@ def judge(
     return FidelityReport(
         verdict=FAIL if failures else WARN if warnings else PASS,
         reasons=(*failures, *warnings),
-        causes=_causes(samples, checks) if failures else (),
+        causes=_causes(samples, checks, backend) if failures else (),
         n=n,
         agree=agree,
         hard_rate=hard_rate,
@@ -157,7 +160,7 @@ def require_faithful(report: FidelityReport) -> None:
     """Raises NotEvaluable, with the first reason and the best cause, where the verdict is FAIL."""
     if report.verdict == FAIL:
         cause = report.causes[0].sentence if report.causes else SENTENCES[UNEXPLAINED]
-        more = f" Further reasons in the report: {len(report.reasons) - 1}." if len(report.reasons) > 1 else ""
+        more = f" Further reasons in the log: {len(report.reasons) - 1}." if len(report.reasons) > 1 else ""
         raise NotEvaluable(f"The hidden states are not faithful: {report.reasons[0]}{more}", f"Likely cause: {cause}")
 
 
@@ -214,8 +217,10 @@ def _backend_warnings(backend: Mapping[str, Any] | None) -> Iterable[str]:
         yield f"{', '.join(fallback)} ran as torch fallback in {(backend or {}).get('dtype')}."
 
 
-def _causes(samples: Sequence[SampleFidelity], checks: Sequence[LayerCheck]) -> tuple[Cause, ...]:
-    """What was found outright, then what explains the tokens best, then failed checks; `unexplained` where nothing does."""
+def _causes(
+    samples: Sequence[SampleFidelity], checks: Sequence[LayerCheck], backend: Mapping[str, Any] | None
+) -> tuple[Cause, ...]:
+    """What was found outright, then what explains the tokens best, then failed checks; kernels and `unexplained` else."""
     found = dict.fromkeys(kind for sample in samples for kind in sample.faults)
     swapped = [f"{sample.sample_id} holds those of {sample.resembles}" for sample in samples if sample.resembles]
     causes = []
@@ -227,19 +232,30 @@ def _causes(samples: Sequence[SampleFidelity], checks: Sequence[LayerCheck]) -> 
     causes += [Cause(name=kind, sentence=SENTENCES[kind], agree=None) for kind in found if kind not in {c.name for c in causes}]
     causes += [cause for cause in explained if cause.name not in found]
     causes += [Cause(name=check.name, sentence=check.meaning, agree=None) for check in checks if not check.passed]
-    return tuple(causes) or (Cause(name=UNEXPLAINED, sentence=SENTENCES[UNEXPLAINED], agree=None),)
+    if causes:
+        return tuple(causes)
+    unexplained = Cause(name=UNEXPLAINED, sentence=SENTENCES[UNEXPLAINED], agree=None)
+    kernels: Mapping[str, str] = (backend or {}).get("kernels", {})
+    if not kernels:
+        return (unexplained,)
+    ran = ", ".join(f"{name} by {chosen}" for name, chosen in sorted(kernels.items()))
+    sentence = (
+        f"A kernel or fallback of the linear-attention layers is wrong on this host: no misplacement explains it; ran: {ran}."
+    )
+    return (Cause(name=KERNELS, sentence=sentence, agree=None), unexplained)
 
 
 def _explanations(suspects: Sequence[SampleFidelity]) -> list[Cause]:
-    """Misplacements under which nearly all suspect tokens agree, and clearly more, or at log-probabilities far closer."""
-    n = sum(sample.n for sample in suspects)
-    agree = sum(sample.agreeing for sample in suspects) / n if n else 0.0
-    delta = sum(sum(sample.deltas_nats or ()) for sample in suspects)
+    """Misplacements under which nearly all tokens of the samples that tried them agree, and clearly more, or far closer."""
     ranked = []
     for name in dict.fromkeys(name for sample in suspects for name in sample.alternatives):
-        tried = [sample.alternatives[name] for sample in suspects if name in sample.alternatives]
+        having = [sample for sample in suspects if name in sample.alternatives]
+        tried = [sample.alternatives[name] for sample in having]
+        n = sum(sample.n for sample in having)
+        agree = sum(sample.agreeing for sample in having) / n
+        delta = sum(sum(sample.deltas_nats or ()) for sample in having)
         share = sum(alternative.agreeing for alternative in tried) / n
         tried_delta = sum(alternative.delta_sum_nats or 0.0 for alternative in tried)
         if share >= 0.9 and (share > agree + 0.1 or tried_delta < delta / 10):
-            ranked.append((tried_delta, -share, Cause(name=name, sentence=SENTENCES[name], agree=share)))
+            ranked.append((tried_delta / n, -share, Cause(name=name, sentence=SENTENCES[name], agree=share)))
     return [cause for _, _, cause in sorted(ranked, key=lambda item: item[:2])]

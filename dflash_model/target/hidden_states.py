@@ -1,10 +1,11 @@
 """Hidden states of the target: one plain forward a sample, hooks on exactly the wanted layers.
 
 Tap index k >= 1 is the output of 0-based decoder layer k - 1, index 0 the input of the first layer. The last index is
-raw, before the final norm, unlike the last entry of transformers' `output_hidden_states`. One sequence a forward,
-never padded, never packed: both are silent ways to wrong rows in linear-attention layers.
+raw, before the final norm, unlike the last entry of transformers' `output_hidden_states`. One sequence a forward, or
+several padded on the right under a mask; never padded on the left and never packed: both are silent ways to wrong rows in
+linear-attention layers.
 
-Shapes: N tokens, H hidden size, L layers.
+Shapes: B sequences, N tokens, H hidden size, L layers.
 """
 
 from __future__ import annotations
@@ -52,15 +53,41 @@ def extract(backbone: Backbone, token_ids: Sequence[int], tap_indices: Sequence[
     last = backbone.num_layers
     with capturing(backbone, {*tap_indices, last}) as captured:
         run_forward(backbone, token_ids)
-    states = _checked(captured, {*tap_indices, last}, expected=(len(token_ids), backbone.hidden_size))
-    return CapturedStates(taps={k: states[k] for k in tap_indices}, final=states[last])
+    states = _checked(captured, {*tap_indices, last}, expected=[(len(token_ids), backbone.hidden_size)])
+    return CapturedStates(taps={k: states[k][0] for k in tap_indices}, final=states[last][0])
+
+
+def extract_padded(backbone: Backbone, sequences: Sequence[Sequence[int]], tap_indices: Sequence[int]) -> list[CapturedStates]:
+    """`extract` for several sequences in one forward, padded on the right under a mask; the padding's rows are dropped.
+
+    Later rows see earlier ones only, so padding behind a sequence changes none of its rows. Raises what `extract` raises.
+    """
+    check_taps(tap_indices, backbone.num_layers)
+    for token_ids in sequences:
+        backbone.check_tokens(token_ids)
+    lengths = [len(token_ids) for token_ids in sequences]
+    width, last = max(lengths), backbone.num_layers
+    ids_BN = torch.zeros(len(sequences), width, dtype=torch.int64)  # noqa: N806 - shape suffix
+    for row, token_ids in zip(ids_BN, sequences, strict=True):
+        row[: len(token_ids)] = torch.tensor(list(token_ids))
+    mask_BN = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()  # noqa: N806 - shape suffix
+    hooks = capturing(backbone, {*tap_indices, last}, lengths=lengths)
+    with hooks as captured, torch.no_grad(), forward_errors(backbone, sum(lengths)):
+        backbone.decoder(input_ids=ids_BN.to(backbone.device), attention_mask=mask_BN.to(backbone.device), use_cache=False)
+    states = _checked(captured, {*tap_indices, last}, expected=[(length, backbone.hidden_size) for length in lengths])
+    return [CapturedStates(taps={k: states[k][b] for k in tap_indices}, final=states[last][b]) for b in range(len(sequences))]
 
 
 @contextmanager
-def capturing(backbone: Backbone, tap_indices: set[int]) -> Iterator[dict[int, list[torch.Tensor]]]:
-    """While open, each forward appends a CPU copy [N, H] of each wanted layer's output to the yielded dict's lists."""
+def capturing(
+    backbone: Backbone, tap_indices: set[int], *, lengths: Sequence[int] = ()
+) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """While open, each forward appends a CPU copy [N, H] of each wanted layer's output to the yielded dict's lists.
+
+    `lengths`: of the sequences in one padded forward, which then appends one copy a sequence, without its padding.
+    """
     captured: dict[int, list[torch.Tensor]] = {k: [] for k in tap_indices}
-    handles = [_hook(backbone, k, captured[k]) for k in tap_indices]
+    handles = [_hook(backbone, k, captured[k], lengths) for k in tap_indices]
     try:
         yield captured
     finally:
@@ -68,11 +95,12 @@ def capturing(backbone: Backbone, tap_indices: set[int]) -> Iterator[dict[int, l
             handle.remove()
 
 
-def _hook(backbone: Backbone, k: int, into: list[torch.Tensor]) -> torch.utils.hooks.RemovableHandle:
-    def keep(states: Any) -> None:
-        # A layer may return its states alone or first in a tuple. The copy keeps no view of what later layers may change.
-        states_1NH = states[0] if isinstance(states, tuple) else states  # noqa: N806 - shape suffix
-        into.append(states_1NH.detach()[0].to("cpu", copy=True))
+def _hook(backbone: Backbone, k: int, into: list[torch.Tensor], lengths: Sequence[int]) -> torch.utils.hooks.RemovableHandle:
+    def keep(output: Any) -> None:
+        # The copies keep no view of what later layers may change.
+        states_BNH = first_of(output).detach()  # noqa: N806 - shape suffix
+        rows = [states_BNH[b, :length] for b, length in enumerate(lengths)] or [states_BNH[0]]
+        into.extend(states.to("cpu", copy=True) for states in rows)
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(args[0] if args else kwargs["hidden_states"])
@@ -92,23 +120,37 @@ def run_forward(backbone: Backbone, token_ids: Sequence[int], **options: Any) ->
     """
     backbone.check_tokens(token_ids)
     ids_1N = torch.tensor([list(token_ids)], device=backbone.device)  # noqa: N806 - shape suffix
+    with torch.no_grad(), forward_errors(backbone, len(token_ids)):
+        return backbone.decoder(input_ids=ids_1N, **({"use_cache": False} | options))
+
+
+def first_of(output: Any) -> torch.Tensor:
+    """A layer's states [1, N, H]: it may return them alone or first in a tuple."""
+    states: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
+@contextmanager
+def forward_errors(backbone: Backbone, tokens: int) -> Iterator[None]:
+    """What torch or a kernel raises in a forward over `tokens` tokens, as StageError."""
     try:
-        with torch.no_grad():
-            return backbone.decoder(input_ids=ids_1N, **({"use_cache": False} | options))
+        yield
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as exc:
         raise StageError(
-            f"The target's forward failed on {backbone.device} with {len(token_ids)} tokens: {type(exc).__name__}: {exc}.",
+            f"The target's forward failed on {backbone.device} with {tokens} tokens: {type(exc).__name__}: {exc}.",
             "Out of memory: use a larger device. A kernel package without a GPU driver (fla on a CPU host): uninstall it there.",
         ) from exc
 
 
-def _checked(captured: dict[int, list[torch.Tensor]], wanted: set[int], *, expected: tuple[int, int]) -> dict[int, torch.Tensor]:
-    """Exactly one [N, H] tensor a layer, or StageError naming the tap."""
+def _checked(
+    captured: dict[int, list[torch.Tensor]], wanted: set[int], *, expected: list[tuple[int, int]]
+) -> dict[int, list[torch.Tensor]]:
+    """Exactly one [N, H] tensor a layer and sequence, or StageError naming the tap."""
     for k in sorted(wanted):
         shapes = [tuple(states.shape) for states in captured[k]]
-        if shapes != [expected]:
+        if shapes != expected:
             raise StageError(
-                f"Tap {k} gave tensors of shape {shapes}, expected one of {expected}.",
+                f"Tap {k} gave tensors of shape {shapes}, expected {expected}.",
                 "This target's decoder layers are not called once a forward; it cannot be tapped by hooks.",
             )
-    return {k: captured[k][0] for k in wanted}
+    return {k: captured[k] for k in wanted}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dflash_model.digests import json_digest
 from dflash_model.target.backbone import Backbone
 
 TORCH = "torch"
@@ -29,6 +30,8 @@ PACKAGES = (
     "kernels",
     "accelerate",
 )
+COMPUTING = ("torch", "transformers", "flash-linear-attention", "fla-core", "causal-conv1d", "triton", "kernels")
+"""Those of them whose version can change a state; the others move bytes only."""
 ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 _CHOICE = ("implementation", "is_new_implementation")
 
@@ -43,6 +46,12 @@ def describe_backend(backbone: Backbone) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": library_versions(),
     }
+
+
+def backend_digest(backend: dict[str, Any]) -> str:
+    """sha256 over what can change a state in `describe_backend`'s value: states of another digest are never mixed in."""
+    versions = {name: version for name, version in backend["versions"].items() if name in COMPUTING}
+    return json_digest(backend | {"versions": versions})
 
 
 def kernel_choices(backbone: Backbone) -> dict[str, str]:

@@ -7,7 +7,7 @@ Shapes: N tokens of a sample, n its completion tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ NORM_TWICE = "norm_applied_twice"
 NORM_OMITTED = "norm_omitted"
 NORM_FORM = "other_norm_form"
 OTHER_SAMPLE = "rows_of_another_sample"
+TEMPLATE = "other_prompt_template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +71,19 @@ def try_misplacements(final: torch.Tensor, reference: Reference, *, tables: Tabl
         rows = final[row + skipped : row + n]
         if not len(rows):
             continue
-        score = score_rows(rows, reference.completion_ids[skipped : skipped + len(rows)], used, normed=rows_normed)
-        delta = None
-        if reference.logprobs is not None:
-            recorded = torch.tensor(reference.logprobs[skipped : skipped + len(rows)])
-            delta = float((score.true - recorded).abs().double().sum())
-        found[name] = Alternative(agreeing=int(score.agree.sum()), delta_sum_nats=delta)
+        part = slice(skipped, skipped + len(rows))
+        recorded = None if reference.logprobs is None else reference.logprobs[part]
+        found[name] = alternative_of(rows, reference.completion_ids[part], recorded, used, normed=rows_normed)
     return found
+
+
+def alternative_of(
+    rows: torch.Tensor, targets: Sequence[int], recorded: Sequence[float] | None, tables: Tables, *, normed: bool
+) -> Alternative:
+    """What rows [n, H] measure against `targets` and their recorded log-probabilities."""
+    score = score_rows(rows, targets, tables, normed=normed)
+    delta = None if recorded is None else float((score.true - torch.tensor(recorded)).abs().double().sum())
+    return Alternative(agreeing=int(score.agree.sum()), delta_sum_nats=delta)
 
 
 def find_owner(

@@ -9,6 +9,7 @@ Shapes: V vocabulary rows, H hidden size, N token rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ UNSUPPORTED_SCALES = ("embedding_multiplier", "logits_scaling", "logit_scale")
 """Config keys of families that scale embeddings or logits in ways not carried here."""
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
+HEAD_BLOCK = 8192
+"""Rows of a head of another dtype that are converted at once: 8,192 x 5,120 x 4 B = 160 MiB."""
 STORED_DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
@@ -80,11 +83,18 @@ class Tables:
     def logits(self, rows: torch.Tensor, *, normed: bool = False) -> torch.Tensor:
         """float32 logits [N, V] of raw residual rows [N, H] (or of rows that passed the final norm, with `normed`).
 
-        The product runs in the head's dtype: load the tables in float32 where ties matter (bfloat16 logits are 1/16 apart).
+        The product is a float32 one whatever the head is stored in (bfloat16 logits are 1/16 apart, and ties matter); a head
+        of another dtype is converted a block at a time, so that a mapped one needs no room of its own.
         """
+        return torch.cat(list(self.logit_blocks(rows, normed=normed)), dim=-1)
+
+    def logit_blocks(self, rows: torch.Tensor, *, normed: bool = False) -> Iterator[torch.Tensor]:
+        """`logits`, a block of the vocabulary at a time; one block where the head is float32 already."""
         ready = rows.float() if normed else self.normalize(rows)
-        logits = (ready.to(self.head.dtype) @ self.head.T).float()
-        return logits if self.logit_softcap is None else self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+        size = len(self.head) if self.head.dtype == torch.float32 else HEAD_BLOCK
+        for start in range(0, len(self.head), size):
+            logits = ready @ self.head[start : start + size].float().T
+            yield logits if self.logit_softcap is None else self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 
 
 def write_tables(target_dir: Path, out_dir: Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class TokenScores:
 
 def score_rows(rows: torch.Tensor, targets: Sequence[int], tables: Tables, *, normed: bool) -> TokenScores:
     """Row i against target i. Equal logits count for the target: a tie is no disagreement."""
+    if tables.head.dtype != torch.float32:
+        return _scores_by_vocabulary(rows, targets, tables, normed=normed)
     agree, best, true = [], [], []
     wanted = torch.tensor(list(targets), device=tables.head.device)
     for start in range(0, len(rows), ROW_BLOCK):
@@ -47,3 +49,18 @@ def score_rows(rows: torch.Tensor, targets: Sequence[int], tables: Tables, *, no
         best.append((largest - log_sum).cpu())
         true.append((chosen - log_sum).cpu())
     return TokenScores(agree=torch.cat(agree), best=torch.cat(best), true=torch.cat(true))
+
+
+def _scores_by_vocabulary(rows: torch.Tensor, targets: Sequence[int], tables: Tables, *, normed: bool) -> TokenScores:
+    """All rows at once, the head a block at a time: each of its rows is converted once a sample, however many rows there are."""
+    device = tables.head.device
+    wanted = torch.tensor(list(targets), device=device)
+    largest = torch.full((len(rows),), -torch.inf, device=device)
+    log_sum, chosen, start = largest.clone(), largest.clone(), 0
+    for logits in tables.logit_blocks(rows.to(device), normed=normed):
+        inside = (wanted >= start) & (wanted < start + logits.shape[1])
+        chosen[inside] = logits[inside].gather(1, (wanted[inside] - start)[:, None])[:, 0]
+        largest = torch.maximum(largest, logits.max(dim=-1).values)
+        log_sum = torch.logaddexp(log_sum, torch.logsumexp(logits, dim=-1))
+        start += logits.shape[1]
+    return TokenScores(agree=(chosen >= largest).cpu(), best=(largest - log_sum).cpu(), true=(chosen - log_sum).cpu())
