@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dflash_model.drafter.bare import spec_from_bare
+from dflash_model.drafter.bare import read_bare
 from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
 from dflash_model.errors import CheckpointError, ConfigError
 from tests.tiny_drafters import FULL, GEOMETRY, SPEC, zlab_config
@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def spec(saved_args: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **rest: Any) -> DrafterSpec:
-    return spec_from_bare(SHAPES, saved_args=saved_args, config=config, **rest)
+    return read_bare(SHAPES, saved_args=saved_args, config=config, **rest).spec
 
 
 def without_origin(found: DrafterSpec) -> DrafterSpec:
@@ -37,7 +37,7 @@ def test_options_alone_and_shapes_make_a_whole_spec() -> None:
 
 def test_biases_are_seen_in_the_shapes() -> None:
     biased = replace(GEOMETRY, attention_bias=True)
-    assert spec_from_bare(biased.tensor_shapes(), saved_args=None, config=None, **OPTIONS).attention_bias
+    assert read_bare(biased.tensor_shapes(), saved_args=None, config=None, **OPTIONS).spec.attention_bias
 
 
 @pytest.mark.parametrize("given", [0, 1, 2, 5])
@@ -156,4 +156,4 @@ def test_every_size_that_differs_from_the_reference_is_listed() -> None:
 
 def test_foreign_tensors_are_refused() -> None:
     with pytest.raises(CheckpointError, match="DSpark"):
-        spec_from_bare(SHAPES | {"markov_head.markov_w1.weight": (50, 4)}, saved_args=None, config=None, **OPTIONS)
+        read_bare(SHAPES | {"markov_head.markov_w1.weight": (50, 4)}, saved_args=None, config=None, **OPTIONS)

@@ -69,7 +69,7 @@ def test_a_name_that_is_only_a_prefix_is_an_error() -> None:
     ("name", "plainly", "with_vocab"),
     [
         ("embed_tokens.weight", True, False), ("lm_head.weight", True, False), ("t2d", True, False), ("d2t", True, False),
-        ("verifier_norm.weight", True, False), ("verifier_lm_head.weight", True, False), ("rotary_emb.inv_freq", True, True),
+        ("verifier_norm.weight", True, True), ("verifier_lm_head.weight", True, True), ("rotary_emb.inv_freq", True, True),
         ("layers.0.self_attn.rotary_emb.inv_freq", True, True), ("layers.0.self_attn.rotary_emb.original_inv_freq", True, True),
         ("fc.weight", False, False), ("layers.0.embed_tokens.weight", False, False), ("norm.weight", False, False),
     ],

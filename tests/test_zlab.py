@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
-from dflash_model.drafter.zlab import spec_from_zlab
+from dflash_model.drafter.zlab import read_zlab
 from dflash_model.errors import CheckpointError, ConfigError
 from tests.tiny_drafters import GEOMETRY, PAIR, shapes_in, zlab_config
 
@@ -15,12 +15,12 @@ SHAPES = GEOMETRY.tensor_shapes()
 
 
 def spec(**changes: Any) -> DrafterSpec:
-    return spec_from_zlab(zlab_config(**changes), SHAPES)
+    return read_zlab(zlab_config(**changes), SHAPES).spec
 
 
 def test_the_trained_pairs_config_by_hand() -> None:
     directory = PAIR / "drafter"
-    found = spec_from_zlab(json.loads((directory / "config.json").read_text()), shapes_in(directory / "model.safetensors"))
+    found = read_zlab(json.loads((directory / "config.json").read_text()), shapes_in(directory / "model.safetensors")).spec
     assert (found.family, found.source_format, found.shift) == ("dflash", "zlab", 0)
     assert found.tap_indices == (2, 4, 5)  # ids 1, 3, 4
     assert (found.block_size, found.mask_token_id, found.drafted_tokens) == (8, 3, 7)
@@ -104,7 +104,7 @@ def test_keys_that_nothing_reads_are_listed() -> None:
             "rope_parameters.rope_theta is 10000000.0, but config.json rope_theta is 100.0",
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"dflash_config": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor is 1.5"),
         ({"rms_norm_eps": ...}, "gives no rms_norm_eps"),
         ({"hidden_size": 32}, "hidden_size is 32, but norm.weight in the weights shows 24"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers is 3, but layers\.\* in the weights shows 2"),
@@ -124,4 +124,4 @@ def test_a_bad_config_is_one_sentence_with_key_and_value_and_a_fix(changes: dict
 
 def test_foreign_tensors_are_refused_even_with_a_plain_config() -> None:
     with pytest.raises(CheckpointError, match="DFlash2"):
-        spec_from_zlab(zlab_config(), SHAPES | {"layers.0.mlp_conv.base_kernel": (2, 2, 24)})
+        read_zlab(zlab_config(), SHAPES | {"layers.0.mlp_conv.base_kernel": (2, 2, 24)})

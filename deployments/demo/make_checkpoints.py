@@ -27,7 +27,14 @@ def training_state(weights: dict[str, torch.Tensor], *, step: int) -> dict[str, 
     }
     groups = [{"lr": 6e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0, "params": list(moments)}]
     args = argparse.Namespace(
-        block_size=8, target_layer_ids=[1, 4, 6], mask_token_id=3, rope_theta=10000.0, rms_norm_eps=1e-6, seed=0
+        block_size=8,
+        target_layer_ids=[1, 4, 6],
+        mask_token_id=3,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        layer_types=["full_attention"] * sum(name.endswith("input_layernorm.weight") for name in weights),
+        sample_from_anchor=False,
+        seed=0,
     )
     return {
         "model_state_dict": model,

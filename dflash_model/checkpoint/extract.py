@@ -26,6 +26,7 @@ from dflash_model.checkpoint.safetensors_writer import (
 from dflash_model.checkpoint.source import ByteSource, CountedSource, refuse_change
 from dflash_model.checkpoint.state_dict import StateDict, select_state_dict
 from dflash_model.checkpoint.table import TensorTable
+from dflash_model.checkpoint.vocabulary_map import without_marks
 
 Cast = Literal["keep", "bf16"]
 METADATA = {"format": "pt"}
@@ -124,11 +125,13 @@ def plan_extraction(
 ) -> ExtractPlan:
     """Choose the drafter's tensors and look up where they lie. Raises CheckpointError as `select_state_dict` does.
 
+    The one tensor that is read already is t2d, which is compared with d2t and then left out.
+
     `cast="bf16"` rounds F32, F16 and F64 to nearest even, as torch does; every other dtype is kept.
     """
     if cast not in ("keep", "bf16"):
         raise ValueError(f"cast {cast!r}")
-    state = select_state_dict(table, key, keep_vocab=keep_vocab)
+    state = without_marks(table, select_state_dict(table, key, keep_vocab=keep_vocab))
     table.prepare(list(state.tensors.values()))
     tensors = tuple(_outgoing(table, name, entry=entry, cast=cast) for name, entry in state.tensors.items())
     plain = table.plain()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from dflash_model.checkpoint.table import Entry, TensorTable
-from dflash_model.checkpoint.tensor_names import clean_names, drop_reason, looks_like_drafter
+from dflash_model.checkpoint.tensor_names import REDUCED_HEAD, VOCABULARY_MAP, clean_names, drop_reason, looks_like_drafter
 from dflash_model.checkpoint.torch_tensor import PathKey, Refusal
 from dflash_model.errors import CheckpointError
 
@@ -41,7 +41,8 @@ class StateDict(Generic[Entry]):
 def select_state_dict(file: TensorTable[Entry], key: str | None = None, *, keep_vocab: bool = False) -> StateDict[Entry]:
     """Find the drafter's tensors. `key` is a dotted path, "" the top level; None looks for one of STATE_DICT_KEYS.
 
-    `keep_vocab` keeps embedding, head, verifier tensors and vocabulary maps; rotary buffers go in any case.
+    `keep_vocab` keeps embedding, head and vocabulary maps. A head with a map is kept in any case: the target's could not
+    stand in for it. Rotary buffers and the verifier's copies go in any case.
     Raises CheckpointError where no dict or several could be meant, where two tensors would share a name, and where a
     wanted tensor cannot be read (sparse, quantized, DTensor, whole module, ...).
     """
@@ -51,11 +52,12 @@ def select_state_dict(file: TensorTable[Entry], key: str | None = None, *, keep_
     key_path = ".".join(_find_unnamed(file.name, paths)) if key is None else key
     inside, dropped = _inside(file, paths, key_path)
     names = clean_names(list(inside), file.name)
+    reduced = VOCABULARY_MAP in names.clean.values()
     kept: dict[str, Entry] = {}
     origins: dict[str, str] = {}
     for raw, path in inside.items():
         clean = names.clean[raw]
-        reason = drop_reason(clean, keep_vocab=keep_vocab)
+        reason = drop_reason(clean, keep_vocab=keep_vocab or (reduced and clean in REDUCED_HEAD))
         if reason is not None:
             dropped[raw] = reason
             continue

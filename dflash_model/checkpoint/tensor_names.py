@@ -20,8 +20,18 @@ LEADING_PREFIXES = ("module.", "draft_model.", "model.")
 SPELLINGS = {"context_proj": "fc", "context_norm": "hidden_norm"}
 """First component in TorchSpec's spelling -> in the z-lab layout."""
 
+_CODEBOOK = re.compile(r"(candidate_selector\.(?:predecessor|successor)_codebook)\.weight")
+"""speculators' spelling; z-lab's files have no `.weight` there."""
+
 _CORE = re.compile(r"(^|\.)(fc|context_proj|layers\.\d+)\.")
+VOCABULARY_MAP, VOCABULARY_MARKS = "d2t", "t2d"
+REDUCED_HEAD = (VOCABULARY_MAP, VOCABULARY_MARKS, "lm_head.weight")
+"""What a drafter with a vocabulary of its own cannot do without."""
+
 _VOCAB = ("embed_tokens", "lm_head", "t2d", "d2t")
+TARGETS_TABLE = "vocabulary table; the target's is used"
+"""Why an embedding or a head is left out."""
+
 _ROTARY = ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
 
 
@@ -65,12 +75,10 @@ def drop_reason(name: str, *, keep_vocab: bool) -> str | None:
     parts = name.split(".")
     if parts[-1] in _ROTARY or "rotary_emb" in parts:
         return "rotary buffer, computed from the config"
-    if keep_vocab:
-        return None
-    if parts[0] in _VOCAB:
-        return "vocabulary table; the target's is used"
     if parts[0].startswith("verifier_"):
         return "copy of a tensor of the target"
+    if parts[0] in _VOCAB and not keep_vocab:
+        return TARGETS_TABLE
     return None
 
 
@@ -99,5 +107,7 @@ def _bare(name: str) -> str:
 
 
 def _respell(name: str) -> str:
+    if codebook := _CODEBOOK.fullmatch(name):
+        return codebook[1]
     first, dot, rest = name.partition(".")
     return SPELLINGS.get(first, first) + dot + rest

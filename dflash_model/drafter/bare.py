@@ -7,19 +7,30 @@ the same sizes. The first three speak about this very checkpoint, so they must a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from dflash_model.drafter.building import Reading, build, check_geometry
 from dflash_model.drafter.claims import Claim, Source
-from dflash_model.drafter.families import refuse_foreign_config
-from dflash_model.drafter.geometry import Geometry, Shapes, read_geometry
-from dflash_model.drafter.settings import Settings, build_spec, check_geometry, read_settings
+from dflash_model.drafter.families import architecture_of, refuse_foreign_config
+from dflash_model.drafter.geometry import Geometry, read_geometry
+from dflash_model.drafter.parts import Shapes
+from dflash_model.drafter.rotation import Rotation
+from dflash_model.drafter.settings import Settings, read_settings
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.drafter.zlab import CONFIG_NAME
 from dflash_model.errors import ConfigError
 
 SAVED_ARGS = "the trainer's saved args"
 REFERENCE = "the reference drafter's spec"
+UNSTATED_MASKS = (
+    "Nothing states the attention masks: every layer is taken to see the whole context and the whole block. "
+    "Give --config with layer_types and sliding_window if the drafter was trained otherwise."
+)
+UNSTATED_SHIFT = (
+    "Nothing states the slot layout: slot 0 is taken to be dropped, as z-lab trains. "
+    "Give --config with sample_from_anchor if slot 0 predicts."
+)
 
 _OPTION = {
     "mask_token_id": "--mask-token-id",
@@ -30,7 +41,7 @@ _OPTION = {
 }
 
 
-def spec_from_bare(
+def read_bare(
     shapes: Shapes,
     *,
     saved_args: Mapping[str, Any] | None,
@@ -41,12 +52,12 @@ def spec_from_bare(
     rope_theta: float | None = None,
     rms_norm_eps: float | None = None,
     config_from: DrafterSpec | None = None,
-) -> DrafterSpec:
-    """The neutral spec of a state dict with these tensors (name -> shape).
+) -> Reading:
+    """A state dict with these tensors (name -> shape), in the neutral form.
 
-    `config_from` fills what nobody states, after every size has been compared. Layer masks that nobody states are full
-    attention, bidirectional in the block; the provenance says so. Raises ConfigError for conflicts (both quoted), for a
-    reference of other sizes (each listed) and, once for all of them, for settings that nobody states.
+    `config_from` fills what nobody states, after every size has been compared. Layer masks and a slot layout that nobody
+    states are plain DFlash's, with a warning. Raises ConfigError for conflicts (both quoted), for a reference of other
+    sizes (each listed) and, once for all of them, for settings that nobody states.
     """
     geometry = read_geometry(shapes)
     stated = [Source(label=CONFIG_NAME, values=config)] if config is not None else []
@@ -61,22 +72,34 @@ def spec_from_bare(
         "rope_theta": rope_theta,
         "rms_norm_eps": rms_norm_eps,
     }
-    settings = read_settings(stated, num_layers=geometry.num_layers, options=options)
+    settings = read_settings(stated, geometry, options=options)
     if config is not None:
-        settings = settings.or_from(Settings.unstated(num_layers=geometry.num_layers))
+        settings = settings.or_from(Settings.unstated(geometry))
     if config_from is not None:
         _compare(geometry, config_from)
         settings = settings.or_from(_settings_of(config_from))
     _require(settings)
-    return build_spec(geometry, settings, source_format="bare", provenance=provenance)
+    reading = build(
+        geometry,
+        settings,
+        source_format="bare",
+        provenance=provenance,
+        architecture=next(filter(None, map(architecture_of, stated)), None),
+        special_tokens=stated[0] if stated else None,
+    )
+    unstated = ((settings.layer_masks, UNSTATED_MASKS), (settings.shift, UNSTATED_SHIFT))
+    return replace(reading, warnings=(*reading.warnings, *(sentence for claim, sentence in unstated if claim is None)))
 
 
 def _compare(geometry: Geometry, reference: DrafterSpec) -> None:
     differing = [
         f"{f.name} {getattr(geometry, f.name)!r} here, {getattr(reference, f.name)!r} there"
         for f in fields(geometry)
-        if getattr(geometry, f.name) != getattr(reference, f.name)
+        if f.name != "parts" and getattr(geometry, f.name) != getattr(reference, f.name)
     ]
+    family = "dflash2" if geometry.parts.is_dflash2 else "dflash"
+    if family != reference.family:
+        differing.append(f"family {family!r} here, {reference.family!r} there")
     if differing:
         raise ConfigError(
             f"The weights do not have the reference drafter's sizes: {'; '.join(differing)}.",
@@ -88,8 +111,10 @@ def _settings_of(spec: DrafterSpec) -> Settings:
     def claim(value: Any) -> Any:
         return None if value is None else Claim(value=value, place=REFERENCE)
 
-    stated = {f.name: claim(getattr(spec, f.name)) for f in fields(Settings) if f.name != "rope_theta"}
-    return Settings(**stated, rope_theta=claim(spec.rope.theta))
+    elsewhere = ("rope_theta", "rotation", "draft_vocab_size")
+    stated = {f.name: claim(getattr(spec, f.name)) for f in fields(Settings) if f.name not in elsewhere}
+    turn = {f.name: getattr(spec.rope, f.name) for f in fields(Rotation)}
+    return Settings(**stated, rope_theta=claim(spec.rope.theta), rotation=claim(Rotation(**turn)), draft_vocab_size=None)
 
 
 def _require(settings: Settings) -> None:

@@ -28,13 +28,16 @@ class Claim(Generic[T]):
     place: str
     """Who says it: "config.json dflash_config.block_size", "--block-size"."""
 
+    warning: str | None = None
+    """A sentence for the run's report where the value needs one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """A mapping in z-lab's form: keys at the top level, some of them below dflash_config in newer files."""
 
     label: str
-    """How messages call it: "config.json", "the trainer's saved args"."""
+    """How messages call it: "config.json", "the trainer's saved args"; "config.json part." for what lies below a key."""
 
     values: Mapping[str, Any]
     """The parsed mapping."""
@@ -46,18 +49,22 @@ class Source:
         if part is None:
             return {}
         if not isinstance(part, Mapping):
-            raise ConfigError(f"{self.label} {NESTED} is {part!r}, expected a mapping.", "Write it as an object of keys.")
+            raise ConfigError(f"{self.place_of(NESTED)} is {part!r}, expected a mapping.", "Write it as an object of keys.")
         return part
+
+    def place_of(self, key: str) -> str:
+        """How messages call the key."""
+        return self.label + ("" if self.label.endswith(".") else " ") + key
 
     def top(self, key: str) -> list[Claim[Any]]:
         """The top-level claim of `key`, or none."""
         value = self.values.get(key)
-        return [] if value is None else [Claim(value=value, place=f"{self.label} {key}")]
+        return [] if value is None else [Claim(value=value, place=self.place_of(key))]
 
     def claims(self, key: str) -> list[Claim[Any]]:
         """Every claim of `key`: below dflash_config first, then at the top level."""
         value = self.nested.get(key)
-        below = [] if value is None else [Claim(value=value, place=f"{self.label} {NESTED}.{key}")]
+        below = [] if value is None else [Claim(value=value, place=self.place_of(f"{NESTED}.{key}"))]
         return below + self.top(key)
 
 
@@ -74,7 +81,7 @@ def settle(setting: str, claims: Sequence[Claim[T]]) -> Claim[T] | None:
 
 def read(setting: str, claims: Sequence[Claim[Any]], kind: Callable[[Claim[Any]], T]) -> Claim[T] | None:
     """`settle` after `kind` has checked each value. Raises ConfigError for a wrong kind or a conflict."""
-    return settle(setting, [Claim(value=kind(claim), place=claim.place) for claim in claims])
+    return settle(setting, [Claim(value=kind(claim), place=claim.place, warning=claim.warning) for claim in claims])
 
 
 def wrong(claim: Claim[Any], expected: str) -> ConfigError:
@@ -103,6 +110,20 @@ def positive_real(claim: Claim[Any]) -> float:
     return float(claim.value)
 
 
+def number(claim: Claim[Any]) -> float:
+    """A finite number. Raises ConfigError."""
+    if isinstance(claim.value, bool) or not isinstance(claim.value, int | float) or not -math.inf < claim.value < math.inf:
+        raise wrong(claim, "a number")
+    return float(claim.value)
+
+
+def positive_whole(claim: Claim[Any]) -> int:
+    """A whole number of at least 1. Raises ConfigError."""
+    if whole_number(claim) < 1:
+        raise wrong(claim, "a whole number of at least 1")
+    return int(claim.value)
+
+
 def flag(claim: Claim[Any]) -> bool:
     """True or false. Raises ConfigError."""
     if not isinstance(claim.value, bool):
@@ -110,8 +131,8 @@ def flag(claim: Claim[Any]) -> bool:
     return claim.value
 
 
-def layer_ids(claim: Claim[Any]) -> tuple[int, ...]:
-    """A list of whole numbers, unique and increasing, as fc reads them. Raises ConfigError.
+def layer_ids(claim: Claim[Any], *, lowest: int = 0) -> tuple[int, ...]:
+    """A list of whole numbers from `lowest` on, unique and increasing, as fc reads them. Raises ConfigError.
 
     Text such as "1,9,17" counts as a list: trainers save their command line's arguments so.
     """
@@ -120,7 +141,10 @@ def layer_ids(claim: Claim[Any]) -> tuple[int, ...]:
         value = [int(part) for part in parts]
     if not isinstance(value, list | tuple) or not value:
         raise wrong(claim, "a list of target layer numbers")
-    ids = tuple(whole_number(Claim(value=entry, place=f"{claim.place}[{index}]")) for index, entry in enumerate(value))
+    for index, entry in enumerate(value):
+        if isinstance(entry, bool) or not isinstance(entry, int) or entry < lowest:
+            raise wrong(Claim(value=entry, place=f"{claim.place}[{index}]"), f"a whole number of at least {lowest}")
+    ids = tuple(value)
     if any(later <= earlier for earlier, later in pairwise(ids)):
         raise wrong(claim, "unique layer numbers in increasing order")
     return ids

@@ -1,4 +1,4 @@
-"""Geometry: every size of a plain DFlash drafter, read from its tensors' shapes alone.
+"""Geometry: every size of a DFlash or DFlash2 drafter, read from its tensors' shapes alone.
 
 Weights cannot lie about these sizes; configs can. So shapes decide, and a config that says otherwise is refused.
 """
@@ -6,13 +6,12 @@ Weights cannot lie about these sizes; configs can. So shapes decide, and a confi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_model.drafter.families import refuse_foreign_tensors
+from dflash_model.drafter.parts import NO_PARTS, Parts, Shapes, read_parts
 from dflash_model.errors import CheckpointError
 
-Shapes = Mapping[str, tuple[int, ...]]
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _NOT_THIS = "Check that this is the file of a DFlash drafter, and that it is whole."
 
@@ -45,8 +44,14 @@ class Geometry:
     attention_bias: bool
     """Whether layers.0.self_attn.q_proj.bias is there."""
 
+    parts: Parts = NO_PARTS
+    """What the file holds besides the backbone."""
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor that such a drafter has: 3 + 11 a layer, and 4 biases a layer with attention_bias."""
+        """Name -> shape of every tensor that such a drafter has.
+
+        3 + 11 a layer, 4 biases a layer with attention_bias, and those of its parts.
+        """
         hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * head, self.num_kv_heads * head
         shapes: dict[str, tuple[int, ...]] = {
@@ -65,7 +70,7 @@ class Geometry:
             shapes |= {f"{mlp}.{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")}
             shapes[f"{mlp}.down_proj.weight"] = (hidden, inner)
             shapes |= {f"layers.{layer}.{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-        return shapes
+        return shapes | self.parts.tensor_shapes(hidden_size=hidden, num_layers=self.num_layers)
 
 
 SHAPE_OF = {
@@ -84,7 +89,7 @@ SHAPE_OF = {
 def read_geometry(shapes: Shapes) -> Geometry:
     """Sizes of the drafter whose tensors have these `shapes` (name -> shape).
 
-    Raises CheckpointError naming the family where it is not plain DFlash, and the tensor that is missing, unknown or
+    Raises CheckpointError naming the family where it is neither DFlash nor DFlash2, and the tensor that is missing, unknown or
     of a shape that does not fit the others.
     """
     refuse_foreign_tensors(shapes)
@@ -102,6 +107,7 @@ def read_geometry(shapes: Shapes) -> Geometry:
         head_dim=head_dim,
         num_taps=_multiple(shapes, SHAPE_OF["num_taps"], axis=1, of=hidden, named="the hidden size in norm.weight"),
         attention_bias=SHAPE_OF["attention_bias"] in shapes,
+        parts=read_parts(shapes, hidden_size=hidden),
     )
     if geometry.num_heads % geometry.num_kv_heads:
         raise CheckpointError(

@@ -25,7 +25,7 @@ def read_layer_masks(source: Source, *, num_layers: int) -> Claim[LayerMasks] | 
     """One policy per draft layer; None where `source` says nothing about attention. Raises ConfigError."""
     if not any(source.claims(key) for key in _KEYS):
         return None
-    types = _layer_types(source, num_layers)
+    types = read_layer_types(source, num_layers)
     causal = _causal_override(source)
     window = _window(source) if SLIDING in types.value else None
     if SLIDING not in types.value:
@@ -41,7 +41,8 @@ def read_layer_masks(source: Source, *, num_layers: int) -> Claim[LayerMasks] | 
     return Claim(value=masks, place=types.place if causal is None else f"{types.place}, {causal.place}")
 
 
-def _layer_types(source: Source, num_layers: int) -> Claim[tuple[str, ...]]:
+def read_layer_types(source: Source, num_layers: int) -> Claim[tuple[str, ...]]:
+    """The attention type of each draft layer; all full where no layer_types are given. Raises ConfigError."""
     claims = source.top("layer_types")
     if not claims:
         for claim in source.top("use_sliding_window"):

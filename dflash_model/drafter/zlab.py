@@ -1,7 +1,7 @@
-"""The z-lab form of a drafter: a Hugging Face config.json with dflash_config, and 3 + 11 L tensors.
+"""The z-lab form of a drafter: a Hugging Face config.json with dflash_config, and 3 + 11 L tensors (more for DFlash2).
 
 Keys moved over time (block_size into dflash_config, rope_theta into rope_parameters); both places are read, and must
-agree. Nothing is derived: a guessed tap or mask id loads without an error and drafts badly.
+agree. Nothing is derived: a guessed tap or mask id loads without an error and drafts badly. SpecForge exports the same form.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dflash_model.drafter.building import Reading, build, check_geometry
 from dflash_model.drafter.claims import NESTED, Source
-from dflash_model.drafter.families import refuse_foreign_config
-from dflash_model.drafter.geometry import Shapes, read_geometry
-from dflash_model.drafter.settings import Settings, build_spec, check_geometry, read_settings
+from dflash_model.drafter.families import architecture_of, refuse_foreign_config
+from dflash_model.drafter.geometry import read_geometry
+from dflash_model.drafter.parts import Shapes
+from dflash_model.drafter.settings import READ_KEYS, Settings, read_settings
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.errors import ConfigError
 
@@ -27,12 +29,9 @@ _REQUIRED = {
 }
 """Setting -> its key, and the places where it may stand."""
 
-_READ = {"block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size"}
-_READ |= {"sample_from_anchor", "query_zero_predicts_next", "shift_label", "num_target_layers", "vocab_size", "rms_norm_eps"}
 
-
-def spec_from_zlab(config: Mapping[str, Any], shapes: Shapes) -> DrafterSpec:
-    """The neutral spec of a z-lab drafter with this config.json and these tensors (name -> shape).
+def read_zlab(config: Mapping[str, Any], shapes: Shapes) -> Reading:
+    """A z-lab drafter with this config.json and these tensors (name -> shape), in the neutral form.
 
     Raises ConfigError for a missing, wrong or conflicting key, and CheckpointError for tensors of another family or of
     shapes that do not fit; both name what they met.
@@ -41,16 +40,29 @@ def spec_from_zlab(config: Mapping[str, Any], shapes: Shapes) -> DrafterSpec:
     refuse_foreign_config(source)
     geometry = read_geometry(shapes)
     provenance = check_geometry(geometry, source)
-    settings = read_settings([source], num_layers=geometry.num_layers)
-    _require(settings)
-    unread = sorted(f"{NESTED}.{key}" for key in source.nested.keys() - _READ)
+    settings = read_settings([source], geometry)
+    require(settings, _REQUIRED)
+    unread = sorted(f"{NESTED}.{key}" for key in source.nested.keys() - READ_KEYS)
     if unread:
         provenance["unread"] = ", ".join(unread)
-    return build_spec(geometry, settings, source_format="zlab", provenance=provenance)
+    return build(
+        geometry,
+        settings,
+        source_format="zlab",
+        provenance=provenance,
+        architecture=architecture_of(source),
+        special_tokens=source,
+    )
 
 
-def _require(settings: Settings) -> None:
-    for name, (key, places) in _REQUIRED.items():
+def spec_from_zlab(config: Mapping[str, Any], shapes: Shapes) -> DrafterSpec:
+    """The spec that `read_zlab` reads, without its warnings."""
+    return read_zlab(config, shapes).spec
+
+
+def require(settings: Settings, required: Mapping[str, tuple[str, str]]) -> None:
+    """Raise ConfigError for the first of the `required` settings (name -> key, places) that nothing states."""
+    for name, (key, places) in required.items():
         if getattr(settings, name) is None:
             raise ConfigError(
                 f"{CONFIG_NAME} gives no {key} (looked for {places}).",

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dflash_model.checkpoint.extract import ExtractReport, extract_weights, extract_weights_from_dir
-from dflash_model.checkpoint.safetensors_file import read_safetensors_header
+from dflash_model.checkpoint.open_table import open_table
 from dflash_model.checkpoint.source import LocalFile
 from dflash_model.checkpoint.step import step_of
-from dflash_model.drafter.bare import spec_from_bare
+from dflash_model.drafter.building import Reading
+from dflash_model.drafter.reading import BareConfig, read_directory, read_training_file, tensors_of
 from dflash_model.drafter.spec import DrafterSpec
-from dflash_model.drafter.zlab import spec_from_zlab
 from dflash_model.stages.protocol import Context
 from dflash_model.target.model_directory import read_json_file
 
@@ -30,14 +30,14 @@ def run(context: Context) -> None:
     with context.writing() as writer:
         weights = writer.path / WEIGHTS_FILE
         if chosen["form"] == "directory":
-            report = extract_weights_from_dir(path, weights)
-            spec = spec_from_zlab(read_json_file(path / "config.json"), _shapes(weights))
+            report = extract_weights_from_dir(path, weights, keep_vocab=True)
         else:
             with LocalFile(path) as source:
                 report = extract_weights(source, weights, key=chosen["state_key"])
-            spec = _bare_spec(chosen, _shapes(weights), report)
+        reading = _read(path, weights, chosen, report)
         writer.facts |= {
-            "spec": spec.to_json(),
+            "spec": reading.spec.to_json(),
+            "warnings": list(reading.warnings),
             "step": step_of(report.facts),
             "source_digest": chosen["source_digest"],
             "tokenizer_sha256": chosen["tokenizer_sha256"],
@@ -47,20 +47,20 @@ def run(context: Context) -> None:
     context.milestone(
         f"{report.tensors} tensors, {report.bytes_written / 1e6:.1f} MB kept, {report.bytes_skipped / 1e6:.1f} MB left behind"
     )
+    for warning in reading.warnings:
+        context.milestone(f"warning: {warning}")
 
 
-def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+def _read(path: Path, weights: Path, chosen: Mapping[str, Any], report: ExtractReport) -> Reading:
+    """The drafter's form, from the tensors that were written and whatever config there is."""
     with LocalFile(weights) as source:
-        return {name: entry.shape for name, entry in read_safetensors_header(source, shard=weights.name).entries.items()}
-
-
-def _bare_spec(chosen: Mapping[str, Any], shapes: dict[str, tuple[int, ...]], report: ExtractReport) -> DrafterSpec:
-    saved = report.facts.get("args", report.facts.get("config"))
-    config_from = chosen["config_from"]
-    return spec_from_bare(
-        shapes,
-        saved_args=saved if isinstance(saved, dict) else None,
-        config=chosen["config"],
-        config_from=DrafterSpec.from_json(config_from) if config_from is not None else None,
-        **chosen["options"],
-    )
+        tensors = tensors_of(open_table(source))
+        if chosen["form"] == "directory":
+            return read_directory(tensors, read_json_file(path / "config.json"))
+        config_from = chosen["config_from"]
+        given = BareConfig(
+            config=chosen["config"],
+            config_from=DrafterSpec.from_json(config_from) if config_from is not None else None,
+            options=chosen["options"],
+        )
+        return read_training_file(tensors, report.facts, report.dropped, given)
