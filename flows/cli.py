@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_rerun(commands)
+    _add_describe(commands)
     _add_hosts(commands)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
     demo.add_argument(
@@ -87,15 +88,8 @@ def _add_run(commands: Any) -> None:
     thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
     thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
     _add_hidden_states(run)
-    bare = run.add_argument_group("bare .pt", "what a training file without a config does not tell by its tensors and saved args")
-    bare.add_argument("--config", metavar="FILE", help="config.json in z-lab form")
+    bare = _add_bare(run)
     bare.add_argument("--config-from", choices=("reference",), help="take it from the reference after comparing every shape")
-    bare.add_argument("--mask-token-id", type=int, metavar="ID")
-    bare.add_argument("--target-layer-ids", type=_int_list, metavar="I,J,..", help="i is the output of 0-based target layer i")
-    bare.add_argument("--block-size", type=int, metavar="N")
-    bare.add_argument("--rope-theta", type=float, metavar="X")
-    bare.add_argument("--rms-norm-eps", type=float, metavar="X")
-    bare.add_argument("--state-key", metavar="KEY", help="where in the file the drafter's state dict is, if under no usual key")
     run.add_argument(
         "--tail",
         choices=("truncated", "zlab"),
@@ -147,6 +141,38 @@ def _named_number(text: str) -> tuple[str, float]:
         return name, float(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not like fail_agree=0.85") from None
+
+
+def _add_bare(parser: argparse.ArgumentParser) -> Any:
+    bare = parser.add_argument_group(
+        "bare .pt", "what a training file without a config does not tell by its tensors and saved args"
+    )
+    bare.add_argument("--config", metavar="FILE", help="config.json in z-lab form")
+    bare.add_argument("--mask-token-id", type=int, metavar="ID")
+    bare.add_argument("--target-layer-ids", type=_int_list, metavar="I,J,..", help="i is the output of 0-based target layer i")
+    bare.add_argument("--block-size", type=int, metavar="N")
+    bare.add_argument("--rope-theta", type=float, metavar="X")
+    bare.add_argument("--rms-norm-eps", type=float, metavar="X")
+    bare.add_argument("--state-key", metavar="KEY", help="where in the file the drafter's state dict is, if under no usual key")
+    return bare
+
+
+def _add_describe(commands: Any) -> None:
+    describe = commands.add_parser(
+        "describe",
+        help="what a checkpoint is: every field with its value and where it comes from",
+        description="Say what a checkpoint is: every field with its value, where it stands, and whether it was read, inferred or "
+        "given. Reads the index and the config only; writes nothing where the checkpoint lies.",
+    )
+    describe.add_argument("checkpoint", metavar="CHECKPOINT", help="as --candidate of `run`: a path, or HOST:PATH with --hosts")
+    describe.add_argument("--hosts", type=Path, metavar="FILE", help="inventory")
+    describe.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+    describe.add_argument(
+        "--write-config", type=Path, metavar="PATH", help="write a config.json in z-lab form that is read back to the same"
+    )
+    _add_bare(describe)
+    _add_home(describe)
+    describe.set_defaults(run=_describe)
 
 
 def _add_rerun(commands: Any) -> None:
@@ -213,6 +239,12 @@ def _rerun(options: argparse.Namespace) -> int:
 
     home = _home(options)
     return run_or_plan(lambda: parameters_of_run(home, options), home, plan=options.plan)
+
+
+def _describe(options: argparse.Namespace) -> int:
+    from flows import describe
+
+    return describe.run(options, home=_home(options))
 
 
 def _demo(options: argparse.Namespace) -> int:

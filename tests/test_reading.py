@@ -14,7 +14,7 @@ from dflash_model.checkpoint.open_table import open_directory_table, open_table
 from dflash_model.checkpoint.source import LocalFile
 from dflash_model.drafter.building import Reading
 from dflash_model.drafter.geometry import Geometry
-from dflash_model.drafter.reading import BareConfig, read_directory, read_training_file, tensors_of_plan
+from dflash_model.drafter.reading import GivenConfig, read_directory, read_training_file, tensors_of_plan
 from dflash_model.errors import CheckpointError, EvalError
 from tests.drafter_forms import (
     DFLASH2,
@@ -92,7 +92,7 @@ def from_training_file(path: Path, geometry: Geometry, args: dict[str, Any] = AR
     torch.save({"draft_state_dict": state, "args": args, "global_step": 7}, path / "training_state.pt")
     with LocalFile(path / "training_state.pt") as source:
         plan = plan_extraction(open_table(source))
-        return plan, read_training_file(tensors_of_plan(plan), plan.facts, plan.state.dropped, BareConfig())
+        return plan, read_training_file(tensors_of_plan(plan), plan.facts, plan.state.dropped, GivenConfig())
 
 
 def test_full_tables_in_a_training_file_are_the_targets_frozen_copies_and_that_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dflash_model.drafter.families import refuse_foreign_tensors
 from dflash_model.drafter.parts import NO_PARTS, Parts, Shapes, read_parts
+from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.errors import CheckpointError
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -117,6 +118,34 @@ def read_geometry(shapes: Shapes) -> Geometry:
         raise CheckpointError(f"{SHAPE_OF['head_dim']} has {head_dim} entries; a rotated head has an even width.", _NOT_THIS)
     _compare(shapes, geometry.tensor_shapes())
     return geometry
+
+
+def geometry_of(spec: DrafterSpec) -> Geometry:
+    """The sizes of a drafter of this spec, parts included; an unknown vocabulary has no rows (ValueError where it needs some)."""
+    rows = spec.draft_vocab_size or spec.vocab_size
+    if rows is None and (spec.owns_embedding or spec.owns_head or spec.family == "dflash2"):
+        raise ValueError("a drafter with tables of its own, but no vocab_size")
+    parts = Parts(
+        embedding_rows=spec.vocab_size if spec.owns_embedding else None,
+        head_rows=rows if spec.owns_head else None,
+        map_rows=spec.draft_vocab_size,
+        mask_embedding=spec.mask_embedding,
+        conv_kernel_size=spec.conv_kernel_size,
+        conv_group_size=spec.conv_group_size,
+        selector_rank=spec.selector_rank,
+        selector_rows=spec.vocab_size if spec.family == "dflash2" else None,
+    )
+    return Geometry(
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        num_taps=spec.num_taps,
+        attention_bias=spec.attention_bias,
+        parts=parts,
+    )
 
 
 def _size(shapes: Shapes, name: str, *, axis: int) -> int:

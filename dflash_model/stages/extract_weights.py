@@ -15,7 +15,7 @@ from dflash_model.checkpoint.open_table import open_table
 from dflash_model.checkpoint.source import LocalFile
 from dflash_model.checkpoint.step import step_of
 from dflash_model.drafter.building import Reading
-from dflash_model.drafter.reading import BareConfig, read_directory, read_training_file, tensors_of
+from dflash_model.drafter.reading import GivenConfig, read_directory, read_training_file, tensors_of
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.stages.protocol import Context
 from dflash_model.target.model_directory import read_json_file
@@ -58,7 +58,7 @@ def _read(path: Path, weights: Path, chosen: Mapping[str, Any], report: ExtractR
         if chosen["form"] == "directory":
             return read_directory(tensors, read_json_file(path / "config.json"))
         config_from = chosen["config_from"]
-        given = BareConfig(
+        given = GivenConfig(
             config=chosen["config"],
             config_from=DrafterSpec.from_json(config_from) if config_from is not None else None,
             options=chosen["options"],
