@@ -22,7 +22,7 @@ _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_to
 def zlab_config(spec: DrafterSpec) -> dict[str, Any]:
     """The config.json in z-lab's form. Raises ConfigError for a window from the anchor, mixed masks, or a tap of the embedding."""
     if spec.tap_indices[0] == 0:
-        raise _inexpressible("a tap of the embedding's output", "z-lab")
+        raise _inexpressible("a tap of the embedding's output", "z-lab's")
     nested: dict[str, Any] = {
         "block_size": spec.block_size,
         "mask_token_id": spec.mask_token_id,
@@ -45,7 +45,7 @@ def speculators_config(spec: DrafterSpec) -> dict[str, Any]:
     if spec.num_target_layers is not None:
         layers["num_target_layers"] = spec.num_target_layers
     if spec.vocab_size is None:
-        raise _inexpressible("an unknown vocabulary", "speculators")
+        raise _inexpressible("an unknown vocabulary", "speculators'")
     return {
         "architectures": [_CLASSES[spec.family]],
         "aux_hidden_state_layer_ids": list(spec.tap_indices),
@@ -110,9 +110,9 @@ def _extras(spec: DrafterSpec) -> dict[str, Any]:
 def _zlab_masks(spec: DrafterSpec) -> dict[str, Any]:
     sliding = [mask for mask in spec.layer_masks if mask.window is not None]
     if any(mask.window_origin != "query" for mask in sliding):
-        raise _inexpressible("a window measured from the anchor", "z-lab")
+        raise _inexpressible("a window measured from the anchor", "z-lab's")
     if len({mask.window for mask in sliding}) > 1:
-        raise _inexpressible("several windows", "z-lab")
+        raise _inexpressible("several windows", "z-lab's")
     keys: dict[str, Any] = {"layer_types": [FULL if mask.window is None else SLIDING for mask in spec.layer_masks]}
     if sliding:
         keys |= {"use_sliding_window": True, "sliding_window": sliding[0].window}
@@ -121,18 +121,18 @@ def _zlab_masks(spec: DrafterSpec) -> dict[str, Any]:
         return keys
     causality = {kind for _, kind in in_block}
     if len(causality) > 1:
-        raise _inexpressible("full layers that are causal beside sliding ones that are not", "z-lab")
+        raise _inexpressible("full layers that are causal beside sliding ones that are not", "z-lab's")
     return keys | {"is_causal": causality == {"causal"}}
 
 
 def _speculators_masks(spec: DrafterSpec) -> tuple[dict[str, Any], bool]:
     sliding = {mask for mask in spec.layer_masks if mask.window is not None}
     if any(mask.window_origin != "anchor" for mask in sliding):
-        raise _inexpressible("a window of each query", "speculators")
+        raise _inexpressible("a window of each query", "speculators'")
     if len(sliding) > 1:
-        raise _inexpressible("several windows", "speculators")
+        raise _inexpressible("several windows", "speculators'")
     if not {mask for mask in spec.layer_masks if mask.window is None} <= {MaskPolicy(in_block="bidirectional")}:
-        raise _inexpressible("full layers that are causal", "speculators")
+        raise _inexpressible("full layers that are causal", "speculators'")
     keys: dict[str, Any] = {"layer_types": [FULL if mask.window is None else SLIDING for mask in spec.layer_masks]}
     for mask in sliding:
         keys |= {"use_sliding_window": True, "sliding_window": mask.window}
@@ -140,4 +140,4 @@ def _speculators_masks(spec: DrafterSpec) -> tuple[dict[str, Any], bool]:
 
 
 def _inexpressible(what: str, form: str) -> ConfigError:
-    return ConfigError(f"The drafter has {what}, which a config in {form}'s form cannot say.", "Keep its own config.json.")
+    return ConfigError(f"The drafter has {what}, which a config in {form} form cannot say.", "Keep its own config.json.")

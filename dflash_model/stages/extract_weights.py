@@ -56,7 +56,9 @@ def _read(path: Path, weights: Path, chosen: Mapping[str, Any], report: ExtractR
     with LocalFile(weights) as source:
         tensors = tensors_of(open_table(source))
         if chosen["form"] == "directory":
-            return read_directory(tensors, read_json_file(path / "config.json"))
+            return read_directory(
+                tensors, read_json_file(path / "config.json"), beside=sorted(one.name for one in path.iterdir())
+            )
         config_from = chosen["config_from"]
         given = GivenConfig(
             config=chosen["config"],

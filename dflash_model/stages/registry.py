@@ -34,7 +34,7 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage(name="identify-target", version=1, kind="target", small=True),
-        Stage(name="extract-weights", version=2, kind="checkpoint", small=False),
+        Stage(name="extract-weights", version=3, kind="checkpoint", small=False),
         Stage(name="target-tables", version=1, kind="tables", small=False),
         Stage(name="references", version=1, kind="references", small=True),
         Stage(name="hidden-states", version=2, kind="states", small=False),

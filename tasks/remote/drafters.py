@@ -19,6 +19,7 @@ from dflash_model.checkpoint.torch_file import read_torch_file
 from dflash_model.digests import json_digest
 from dflash_model.errors import CheckpointError, InputError
 from tasks.remote.host import FileFacts, Host, literal_pattern
+from tasks.remote.run_directories import checkpoint_name, checkpoints_in
 from tasks.remote.transfer import OnBytes, copy_file
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 TORCH, DIRECTORY = "torch", "directory"
 SETTLE_S = 2.0
 FRESH_S = 60.0
-DIRECTORY_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json")
+DIRECTORY_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json", "mask_embedding*")
 MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -76,8 +77,8 @@ class RemoteDrafter:
 def discover(host: Host, pattern: str, *, name: str | None = None, settle_s: float = SETTLE_S) -> RemoteDrafter:
     """The newest complete drafter that matches `pattern` on `host`.
 
-    A match that is still being written (no end record, or size or time still moving) is passed over; if nothing else
-    matches, its reason is the error. Raises CheckpointError.
+    A run or step directory of SpecForge stands for its training states. What is still being written (no end record, or size
+    or time still moving) is passed over; if nothing else matches, its reason is the error. Raises CheckpointError.
     """
     matches = sorted(host.glob(pattern), key=lambda facts: (facts.mtime_ns, facts.path), reverse=True)
     if not matches:
@@ -85,7 +86,7 @@ def discover(host: Host, pattern: str, *, name: str | None = None, settle_s: flo
             f"[{host.name}] nothing matches {pattern}.", "Check the path or pattern, and that training has saved."
         )
     reasons: list[str] = []
-    for facts in matches:
+    for facts in (one for match in matches for one in checkpoints_in(host, match)):
         reason = _why_incomplete(host, facts, settle_s)
         if reason is None:
             return _describe(host, facts, name)
@@ -122,7 +123,7 @@ def _describe(host: Host, facts: FileFacts, name: str | None) -> RemoteDrafter:
         file = read_torch_file(source)
         digest, plain = file.content_digest(), file.plain()
     return RemoteDrafter(
-        name=name or facts.path.stem,
+        name=name or checkpoint_name(facts.path),
         host=host.name,
         path=str(facts.path),
         form=TORCH,
