@@ -3,6 +3,7 @@
 EvalError                 problem + fix
 ├── InputError            a request, prompt file or config that the user must change      (exit 2)
 │   ├── CheckpointError   a checkpoint file that cannot be read for what it claims to be
+│   │   └── SourceChanged it became another one while it was read; the run looks for it again
 │   └── ConfigError       a drafter or target config with a missing, wrong or conflicting key
 ├── StageError            a stage program failed for a reason of its own                  (exit 3)
 │   ├── StageKilled       it ended by a signal (9: most likely out of memory)
@@ -55,6 +56,12 @@ class CheckpointError(InputError):
     """A checkpoint file that is missing, truncated, growing, of an unknown form, or refused."""
 
     kind = "checkpoint"
+
+
+class SourceChanged(CheckpointError):
+    """A checkpoint was overwritten, replaced or removed while it was read; looking for it again may mend it."""
+
+    kind = "source_changed"
 
 
 class ConfigError(InputError):
@@ -126,7 +133,7 @@ class Cancelled(EvalError):
 
 
 _TREE: tuple[type[EvalError], ...] = (
-    EvalError, InputError, CheckpointError, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
+    EvalError, InputError, CheckpointError, SourceChanged, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
     HostError, HostFull, HostBusy, ArtifactLost, NotEvaluable, Cancelled,
 )  # fmt: skip
 BY_KIND: dict[str, type[EvalError]] = {cls.kind: cls for cls in _TREE}

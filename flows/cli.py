@@ -91,6 +91,12 @@ def _add_run(commands: Any) -> None:
     bare = _add_bare(run)
     bare.add_argument("--config-from", choices=("reference",), help="take it from the reference after comparing every shape")
     run.add_argument(
+        "--cast",
+        choices=("keep", "bf16"),
+        default="keep",
+        help="bf16: round float32 weights when they are taken out of a checkpoint, half as much moves (default: %(default)s)",
+    )
+    run.add_argument(
         "--tail",
         choices=("truncated", "zlab"),
         default="truncated",

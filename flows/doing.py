@@ -12,7 +12,9 @@ from tasks.call import Account, Made, Pending
 from tasks.checkpoints import discover_drafter, relay_drafter
 from tasks.events import Event, tell
 from tasks.prompts import import_prompts
-from tasks.remote.drafters import RemoteDrafter, has_arrived
+from tasks.remote.drafters import RemoteDrafter
+from tasks.remote.incoming import has_arrived
+from tasks.remote.selection import Selection
 from tasks.remote.site import Work
 from tasks.settings import RunPlace
 
@@ -59,23 +61,23 @@ class FlowBook:
         manifest = import_prompts(self.place.site(), path)
         return Made(key=manifest.key, digest=manifest.digest, manifest=manifest)
 
-    def relay(self, drafter: RemoteDrafter, host: str, *, needed_for: str | None) -> _Moved:
-        """Bring a drafter's files to `host`, unless the artifact `needed_for` exists already or it lies there anyway."""
+    def relay(self, drafter: RemoteDrafter, selection: Selection, host: str, *, needed_for: str | None) -> _Moved:
+        """Bring a drafter's tensors to `host`, unless the artifact `needed_for` exists already or it lies there anyway."""
         if drafter.host == host:
             return _Moved(None)
         site = self.place.site()
         extracted = needed_for is not None and site.find(needed_for) is not None
-        present = extracted or has_arrived(drafter, site.host(host))
+        present = extracted or has_arrived(drafter, selection, site.host(host))
         arguments = {
             "drafter": drafter.to_json(),
+            "selection": selection.to_json(),
             "host": host,
             "label": f"relay {drafter.name}",
             "place": self.place.to_json(),
             "needed": not extracted,
         }
-        return _Moved(
-            self.account.call(relay_drafter, arguments, key=f"relay-v1-{drafter.digest[:24]}-{host}", present=present, host=host)
-        )
+        key = f"relay-v2-{selection.name_for(drafter.digest)}-{host}"
+        return _Moved(self.account.call(relay_drafter, arguments, key=key, present=present, host=host))
 
     def stage(
         self,

@@ -19,7 +19,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.variables import Variable
 
 from dflash_model.digests import json_digest
-from dflash_model.errors import ArtifactLost, EvalError, InputError
+from dflash_model.errors import ArtifactLost, EvalError, InputError, SourceChanged
 from dflash_model.stages.registry import STAGES
 from dflash_model.storage import write_json
 from flows.doing import FlowBook
@@ -82,7 +82,7 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
             # The run itself is being ended (a signal, a cancel): nobody shall wait for stages that still run.
             end_everything()
         place.site().close()
-    stages = [{"name": row.name, "host": row.host, "state": row.state, "seconds": row.seconds} for row in book.account.rows]
+    stages = [row.to_json() for row in book.account.rows]
     run = {
         "run_id": place.run_id,
         "started_at": _iso(started),
@@ -98,13 +98,13 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
 
 
 def _evaluate(place: RunPlace, parameters: EvaluateParameters) -> tuple[FlowBook, Outcome]:
-    """All stages; again, at most twice, where an artifact was lost with its host meanwhile: only what is missing runs."""
+    """All stages; again, at most twice, where an artifact was lost with its host or a checkpoint was overwritten: only what is missing runs."""
     redo = redone_stages(parameters.redo_from)
     for attempt in range(ATTEMPTS):
         book = FlowBook(place, redo=redo if attempt == 0 else ())
         try:
             comparison = evaluate_with(book, parameters)
-        except ArtifactLost as exc:
+        except (ArtifactLost, SourceChanged) as exc:
             if attempt == ATTEMPTS - 1:
                 raise
             log.warning("going through the stages again: %s", exc.problem)

@@ -93,6 +93,10 @@ class EvaluateParameters(Strict):
     references: References = References()
     hidden_states: HiddenStates = HiddenStates()
     bare: BareConfig = BareConfig()
+    cast: Literal["keep", "bf16"] = Field(
+        default="keep",
+        description="bf16: round float32 weights to bfloat16 when they are taken out of a checkpoint; halves what moves.",
+    )
     tail: Literal["truncated", "zlab"] = Field(default="truncated", description="How the last step of a request is counted.")
     equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")
     shards: int = Field(default=1, ge=1, le=64, description="Parts into which each replay is split.")

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from dflash_model.artifacts import Manifest
 from flows.parameters import DrafterSource, EvaluateParameters
 from tasks.checks import check_drafters
-from tasks.configs import extract_parameters
-from tasks.remote.drafters import RemoteDrafter, drop_incoming, incoming_path
+from tasks.configs import extract_parameters, selection_of
+from tasks.remote.drafters import RemoteDrafter
+from tasks.remote.incoming import drop_incoming, local_facts
 from tasks.remote.inventory import Inventory
 from tasks.remote.placement import candidates
+from tasks.remote.selection import Selection
 from tasks.settings import RunPlace
 
 STREAK_WIDTHS = (4, 8)
@@ -65,8 +67,8 @@ class Book(Protocol):
         """Take a prompt file into the relay's store."""
         ...
 
-    def relay(self, drafter: RemoteDrafter, host: str, *, needed_for: str | None) -> Waiting:
-        """Bring a drafter's files to `host`, unless the artifact `needed_for` exists already."""
+    def relay(self, drafter: RemoteDrafter, selection: Selection, host: str, *, needed_for: str | None) -> Waiting:
+        """Bring a drafter's tensors to `host`, unless the artifact `needed_for` exists already."""
         ...
 
     def stage(
@@ -166,23 +168,27 @@ def _drafters(book: Book, parameters: EvaluateParameters, where: Where) -> list[
     reference_facts: dict[str, Any] | None = None
     drafters: list[Drafter] = []
     for (remote, role), name in zip(found, names, strict=True):
-        chosen = extract_parameters(remote, parameters.bare.model_dump(), book.place.site(), reference_facts, role=role)
-        checkpoint = _extract(book, remote, chosen, host=evaluator, name=name)
+        bare = parameters.bare.model_dump()
+        selection = selection_of(remote, bare, cast=parameters.cast)
+        chosen = extract_parameters(remote, bare, book.place.site(), reference_facts, role=role, selection=selection)
+        checkpoint = _extract(book, remote, selection, chosen, host=evaluator, name=name)
         if role == "reference" and checkpoint is not None:
             reference_facts = checkpoint.manifest.facts
         drafters.append(Drafter(source=remote, role=role, name=name, checkpoint=checkpoint))
     return drafters
 
 
-def _extract(book: Book, remote: RemoteDrafter, chosen: dict[str, Any] | None, *, host: str, name: str) -> Outcome | None:
+def _extract(
+    book: Book, remote: RemoteDrafter, selection: Selection, chosen: dict[str, Any] | None, *, host: str, name: str
+) -> Outcome | None:
     site = book.place.site()
     key = site.key_of("extract-weights", {}, chosen) if chosen is not None else None
-    book.relay(remote, host, needed_for=key).made()
-    local = {"path": str(incoming_path(remote, site.host(host)))}
+    book.relay(remote, selection, host, needed_for=key).made()
+    local = local_facts(remote, selection, site.host(host))
     label = f"extract {name}"
     checkpoint = book.stage("extract-weights", hosts=[host], label=label, inputs={}, parameters=chosen, local=local).made()
     if checkpoint is not None:
-        drop_incoming(remote, site.host(host))
+        drop_incoming(remote, selection, site.host(host))
     return checkpoint
 
 

@@ -11,8 +11,11 @@ from flows.parameters import DrafterSource
 from flows.pipeline import Outcome
 from tasks.call import Made
 from tasks.prompts import prompts_key
-from tasks.remote.drafters import RemoteDrafter, discover, has_arrived
+from tasks.remote.drafters import RemoteDrafter, discover
+from tasks.remote.incoming import has_arrived
 from tasks.remote.inventory import RELAY
+from tasks.remote.selection import Selection
+from tasks.remote.selective import plan_size
 from tasks.remote.site import Found, Work
 from tasks.settings import RunPlace
 
@@ -59,14 +62,14 @@ class PlanBook:
         found = self.place.site().find(prompts_key(path), prefer=RELAY)
         return _made(found) if found else None
 
-    def relay(self, drafter: RemoteDrafter, host: str, *, needed_for: str | None) -> _Planned:
-        """Say whether the drafter's files would have to move."""
+    def relay(self, drafter: RemoteDrafter, selection: Selection, host: str, *, needed_for: str | None) -> _Planned:
+        """Say whether the drafter's tensors would have to move, and how many bytes of them; reads the checkpoint's index."""
         site = self.place.site()
         if drafter.host == host:
             return _Planned(None)
         extracted = needed_for is not None and site.find(needed_for) is not None
-        there = extracted or has_arrived(drafter, site.host(host))
-        state, size = ("there", 0) if there else ("would move", drafter.size_bytes)
+        there = extracted or has_arrived(drafter, selection, site.host(host))
+        state, size = ("there", 0) if there else ("would move", plan_size(drafter, selection, site.host(drafter.host)))
         self.rows.append(PlanRow(name=f"relay {drafter.name}", host=f"{drafter.host} -> {host}", state=state, move_bytes=size))
         return _Planned(None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +96,20 @@ def _print_outcome(console: Console, outcome: dict[str, Any]) -> None:
         if against:
             console.print(f"[bold]{drafter['name']}[/bold]: {against['sentence']}", highlight=False, soft_wrap=True)
     ran = sum(stage["state"] == "ran" for stage in outcome["stages"])
-    console.print(f"\nStages: {ran} ran, {len(outcome['stages']) - ran} Cached.", highlight=False)
+    console.print(f"\nStages: {ran} ran, {len(outcome['stages']) - ran} Cached.{_moved(outcome['stages'])}", highlight=False)
     console.print(f"Report: {directory / REPORT_FILE}", soft_wrap=True, highlight=False)
     console.print(f"Result: {directory / RESULT_FILE}", soft_wrap=True, highlight=False)
+
+
+def _moved(stages: Sequence[Mapping[str, Any]]) -> str:
+    """ " Checkpoints: moved 5.1 of 17.2 GB.", "" where no relay ran."""
+    from tasks.events import moved_text
+
+    relays = [stage for stage in stages if "moved_bytes" in stage]
+    if not relays:
+        return ""
+    moved, whole = (sum(stage[name] for stage in relays) for name in ("moved_bytes", "source_bytes"))
+    return f" Checkpoints: {moved_text(moved, whole)}."
 
 
 def _print_plan(parameters: EvaluateParameters) -> None:
@@ -171,6 +182,7 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
             rms_norm_eps=options.rms_norm_eps,
             state_key=options.state_key,
         ),
+        cast=options.cast,
         tail=options.tail,
         placement=dict(options.place),
         failover=options.failover,

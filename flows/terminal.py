@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from tasks.events import Event
+from tasks.events import Event, moving_text
 
 BAR = 20
 
@@ -59,12 +59,15 @@ class Terminal:
         if not event.total:
             return head
         filled = BAR * event.done // event.total
+        bar = f"{head}  {'#' * filled}{'.' * (BAR - filled)} {100 * event.done // event.total:3d} %  {amount(event)}"
+        if event.unit == "bytes":
+            return bar
         left = waited * (event.total - event.done) / event.done if event.done else 0.0
-        return f"{head}  {'#' * filled}{'.' * (BAR - filled)} {amount(event)}, about {left:.0f} s left"
+        return f"{bar}, about {left:.0f} s left"
 
 
 def amount(event: Event) -> str:
-    """ "12/30 prompts", or "1.2/3.0 MB"."""
+    """ "12/30 prompts", or "1.2 of 3.0 GB, 41.0 MB/s, about 44 s left"."""
     if event.unit == "bytes":
-        return f"{event.done / 1e6:.1f}/{event.total / 1e6:.1f} MB"
+        return moving_text(event.done, event.total, event.per_second)
     return f"{event.done}/{event.total} {event.unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.futures import PrefectFuture
@@ -54,6 +54,16 @@ class StageRow:
     seconds: float
     """From call to result; 0 when cached."""
 
+    moved_bytes: int | None = None
+    """Of a relay that ran: bytes written on the other host."""
+
+    source_bytes: int | None = None
+    """Of a relay that ran: size of the checkpoint of which they are a part."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of run.json; what it says nothing of is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 class Pending:
     """A called stage; `result()` waits and gives what it made. It is noted in the account when it ends, not when asked for."""
@@ -72,7 +82,13 @@ class Pending:
                 cached = self._present or state.name == "Cached"
                 seconds = 0.0 if cached else round(time.monotonic() - self._started, 2)
                 self._book.add(
-                    StageRow(name=self._label, host=self._where(future), state="cached" if cached else "ran", seconds=seconds)
+                    StageRow(
+                        name=self._label,
+                        host=self._where(future),
+                        state="cached" if cached else "ran",
+                        seconds=seconds,
+                        **({} if cached else self._moved(future)),
+                    )
                 )
             else:
                 tell(Event(what="failed", stage=self._label, host=self._host, message=state.message or ""))
@@ -83,6 +99,10 @@ class Pending:
         """The host that ran it, which need not be the first candidate."""
         answer = future.result()
         return str(answer.get("host") or self._host) if isinstance(answer, dict) else self._host
+
+    def _moved(self, future: PrefectFuture[Any]) -> dict[str, int]:
+        answer = future.result()
+        return {name: answer[name] for name in ("moved_bytes", "source_bytes") if name in answer}
 
     def value(self) -> Any:
         """The task's result. Raises what the task raised."""

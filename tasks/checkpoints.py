@@ -6,8 +6,10 @@ from typing import Any
 
 from prefect import task
 
-from tasks.events import Event, tell
-from tasks.remote.drafters import RemoteDrafter, discover, relay
+from tasks.moving import Meter
+from tasks.remote.drafters import RemoteDrafter, discover
+from tasks.remote.selection import Selection
+from tasks.remote.selective import relay
 from tasks.settings import ALWAYS, CACHED, RunPlace
 
 
@@ -19,16 +21,15 @@ def discover_drafter(host: str, pattern: str, name: str | None, label: str, plac
 
 @task(name="relay", task_run_name="{label} to {host}", **CACHED)
 def relay_drafter(
-    key: str, drafter: dict[str, Any], host: str, label: str, place: dict[str, Any], *, needed: bool
+    key: str, drafter: dict[str, Any], selection: dict[str, Any], host: str, label: str, place: dict[str, Any], *, needed: bool
 ) -> dict[str, Any]:
-    """Stream a drafter's files to `host`; verify before the rename. Not `needed`: what they are for exists already."""
+    """Stream a drafter's tensors to `host`; verify before the rename. Not `needed`: what they are for exists already."""
     if not needed:
-        return {"key": key, "moved_bytes": 0}
-    site = RunPlace(**place).site()
-    found = RemoteDrafter.from_json(drafter)
-
-    def on_bytes(done: int, total: int) -> None:
-        tell(Event(what="progress", stage=label, host=host, done=done, total=total, unit="bytes"))
-
-    moved = relay(found, site.host(found.host), site.host(host), on_bytes=on_bytes)
-    return {"key": key, "moved_bytes": moved}
+        return {"key": key}
+    run = RunPlace(**place)
+    site, found = run.site(), RemoteDrafter.from_json(drafter)
+    meter = Meter(label, host, source_bytes=found.size_bytes)
+    extracted = relay(
+        found, Selection(**selection), site.host(found.host), site.host(host), journals=run.journals, on_bytes=meter
+    )
+    return {"key": key} | (meter.finished(extracted.transfer) if extracted else {})

@@ -21,7 +21,6 @@ from dflash_model.drafter.zlab import read_zlab
 from dflash_model.errors import CheckpointError
 from tasks.remote.drafters import read_config
 from tasks.remote.host import FileFacts, Host
-from tasks.remote.host_directory import open_directory
 from tasks.remote.run_directories import CONFIG_NAME, checkpoints_in
 
 
@@ -80,7 +79,7 @@ def _planned(
         with host.open_source(facts.path) as source:
             yield plan_extraction(open_table(source), key=state_key), None, []
         return
-    with open_directory(host, facts.path) as directory:
+    with host.open_directory(facts.path) as directory:
         names = directory.names()
         config = read_config(host, PurePosixPath(facts.path) / CONFIG_NAME) if CONFIG_NAME in names else None
         yield plan_extraction(open_directory_table(directory), key=state_key, keep_vocab=config is not None), config, names

@@ -30,6 +30,9 @@ class Event:
     unit: str = ""
     """With "progress": what is counted ("bytes", "prompts", "anchors")."""
 
+    per_second: float = 0.0
+    """With "progress": the pace of late, 0 where it is not known."""
+
     seconds: float = 0.0
     """With "ran" and "cached": wall time."""
 
@@ -59,3 +62,16 @@ def listening(listener: Listener) -> Iterator[None]:
     finally:
         with _lock:
             _listeners.remove(listener)
+
+
+def moved_text(moved: int, source: int) -> str:
+    """ "moved 5.1 of 17.2 GB"."""
+    unit, name = (1e9, "GB") if source >= 1e9 else (1e6, "MB")
+    return f"moved {moved / unit:.1f} of {source / unit:.1f} {name}"
+
+
+def moving_text(done: int, total: int, bytes_per_s: float | None) -> str:
+    """ "1.2 of 3.0 GB, 41.0 MB/s, about 44 s left"."""
+    unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    pace = f", {bytes_per_s / 1e6:.1f} MB/s, about {(total - done) / bytes_per_s:.0f} s left" if bytes_per_s else ""
+    return f"{done / unit:.1f} of {total / unit:.1f} {name}{pace}"

@@ -15,6 +15,7 @@ from prefect.context import TaskRunContext
 from prefect.tasks import Task
 
 from dflash_model.errors import HostError
+from tasks.remote.inventory import RELAY
 from tasks.remote.site import Site, open_site
 
 
@@ -42,6 +43,11 @@ class RunPlace:
     def directory(self) -> Path:
         """`<home>/runs/<run id>`."""
         return Path(self.home) / "runs" / self.run_id
+
+    @property
+    def journals(self) -> Path:
+        """Where this relay notes how far its transfers got, whichever run they belong to."""
+        return Path(self.home) / RELAY / "transfers"
 
     def log_path(self, name: str) -> Path:
         """Log file of one stage of this run."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import MissingContextError
-from prefect.logging import get_run_logger
 
 from tasks.events import Event, tell
+from tasks.progress import ProgressArtifact, run_logger
 from tasks.remote.site import Work
 from tasks.settings import CACHED, RunPlace
 
 log = logging.getLogger(__name__)
-
-PROGRESS_AFTER_S = 3.0
-PROGRESS_EVERY_S = 2.0
 
 
 def run_work(work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
@@ -45,9 +39,8 @@ class _Watcher:
 
     def __init__(self, label: str, host: str) -> None:
         self._label, self._host = label, host
-        self._started = self._shown = time.monotonic()
-        self._artifact: Any = None
-        self._log = _run_logger()
+        self._artifact = ProgressArtifact(f"{label} on {host}")
+        self._log = run_logger(log)
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event.get("event") == "milestone":
@@ -57,32 +50,13 @@ class _Watcher:
         elif event.get("event") == "progress":
             done, total = int(event["done"]), int(event["total"])
             tell(Event(what="progress", stage=self._label, host=self._host, done=done, total=total, unit=str(event["unit"])))
-            self._show(100.0 * done / max(total, 1))
+            self._artifact.show(100.0 * done / max(total, 1))
 
     def skipped(self, host: str, reason: str) -> None:
         """A candidate was passed over."""
         message = f"{self._label}: {host} is passed over: {reason}"
         self._log.warning(message)
         tell(Event(what="note", stage=self._label, host=host, message=message))
-
-    def _show(self, percent: float) -> None:
-        now = time.monotonic()
-        if now - self._started < PROGRESS_AFTER_S or (now - self._shown < PROGRESS_EVERY_S and percent < 100):
-            return
-        self._shown = now
-        if self._log is log:
-            return
-        if self._artifact is None:
-            self._artifact = create_progress_artifact(progress=percent, description=f"{self._label} on {self._host}")
-        else:
-            update_progress_artifact(self._artifact, progress=percent)
-
-
-def _run_logger() -> Any:
-    try:
-        return get_run_logger()
-    except MissingContextError:
-        return log
 
 
 def _file_name(label: str) -> str:

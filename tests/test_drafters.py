@@ -5,8 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +17,7 @@ from tasks.remote.drafters import (
     TORCH,
     RemoteDrafter,
     discover,
-    drop_incoming,
-    has_arrived,
-    incoming_path,
     read_config,
-    relay,
 )
 from tasks.remote.local import LocalHost
 
@@ -126,40 +121,6 @@ def test_a_directory_is_known_by_its_weights_and_config_and_its_tokenizer_is_rem
     assert [name for name, _ in plain.files] == ["config.json", "model.safetensors"]
     (Path(train.work_dir) / "with" / "config.json").write_text('{"block_size": 9}')
     assert find(train, "with").digest != plain.digest
-
-
-@pytest.mark.parametrize("form", [TORCH, DIRECTORY])
-def test_a_relay_moves_the_files_once_and_dropping_leaves_the_source(train: LocalHost, evaluator: LocalHost, form: str) -> None:
-    path = save(train, "a b.pt") if form == TORCH else directory_drafter(train, "a b")
-    drafter = find(train, path.name)
-    moved: list[int] = []
-    assert not has_arrived(drafter, evaluator)
-    assert relay(drafter, train, evaluator, on_bytes=lambda done, _total: moved.append(done)) == drafter.size_bytes
-    assert moved[-1] == drafter.size_bytes
-    assert has_arrived(drafter, evaluator)
-    assert relay(drafter, train, evaluator, on_bytes=lambda _d, _t: None) == 0
-    drop_incoming(drafter, evaluator)
-    assert not has_arrived(drafter, evaluator)
-    drop_incoming(drafter, train)
-    assert path.exists()
-    assert incoming_path(drafter, train) == PurePosixPath(path)
-
-
-class SwappingHost(LocalHost):
-    """A training host on which the file is overwritten in place, same size, just before it is read."""
-
-    def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
-        save(self, path.name, value=3.0)
-        yield from super().read_blocks(path, offset=offset)
-
-
-def test_a_file_overwritten_after_it_was_discovered_is_caught(tmp_path: Path, evaluator: LocalHost) -> None:
-    train = SwappingHost("train", tmp_path / "train", threads=1, slots=1)
-    save(train, "a.pt")
-    drafter = find(train, "a.pt")
-    with pytest.raises(CheckpointError, match=r"\[train\] .*a.pt changed while it was moved to eval"):
-        relay(drafter, train, evaluator, on_bytes=lambda _d, _t: None)
-    assert not has_arrived(drafter, evaluator)
 
 
 def test_a_config_that_is_no_object_is_a_sentence(train: LocalHost) -> None:

@@ -38,6 +38,7 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
         "InputError": 2,
         "CheckpointError": 2,
         "ConfigError": 2,
+        "SourceChanged": 2,
         "NotEvaluable": 5,
         "Cancelled": 130,
     }

@@ -98,6 +98,13 @@ class DcpCheckpoint:
     def prepare(self, entries: list[ShardedTensor]) -> None:
         """Nothing: each chunk is its own little file."""
 
+    def foresee(self, entries: list[ShardedTensor]) -> None:
+        """Nothing: where a chunk's bytes lie is found out when its turn comes."""
+
+    def has_checksums(self, entries: list[ShardedTensor]) -> bool:
+        """False: whether a chunk has a CRC32 is found out when its turn comes."""
+        return False
+
     def blocks(self, entry: ShardedTensor) -> Iterator[bytes]:
         """The full tensor's elements in order; each chunk is checked against its CRC32. Raises CheckpointError.
 

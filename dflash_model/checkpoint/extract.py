@@ -7,7 +7,7 @@ the file gets its name. The plan (`plan_extraction`) also serves a relay that st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ from dflash_model.checkpoint.directory import ByteDirectory, CountedDirectory, L
 from dflash_model.checkpoint.dtypes import CAST_TO_BF16, to_bf16
 from dflash_model.checkpoint.open_table import open_directory_table, open_table
 from dflash_model.checkpoint.safetensors_writer import (
+    OutgoingPiece,
     OutgoingTensor,
     WrittenFile,
+    safetensors_pieces,
     safetensors_stream,
     stream_size,
     write_safetensors,
@@ -101,6 +103,21 @@ class ExtractPlan:
         Whoever sends it elsewhere must not give the file its name before the stream has ended.
         """
         return safetensors_stream(self.tensors, METADATA)
+
+    def pieces(self) -> list[OutgoingPiece]:
+        """The same file as pieces: the header, then each tensor, in the file's order."""
+        return safetensors_pieces(self.tensors, METADATA)
+
+    def blocks(self, pieces: Sequence[OutgoingPiece]) -> Iterator[bytes]:
+        """The bytes of some of `pieces()`, their reads foreseen. Raises CheckpointError as `stream` does."""
+        self.table.foresee([self.state.tensors[piece.name] for piece in pieces if piece.name is not None])
+        for piece in pieces:
+            yield from piece.blocks()
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether every byte that will be read of a tensor is compared with a checksum of the checkpoint's own."""
+        return self.table.has_checksums(list(self.state.tensors.values()))
 
     def report(self, written: WrittenFile, bytes_read: int) -> ExtractReport:
         """The report on a file that was written from this plan."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dflash_model.checkpoint.dtypes import ITEM_BYTES, as_integers
-from dflash_model.checkpoint.source import BLOCK_BYTES, ByteSource, read_blocks
+from dflash_model.checkpoint.source import BLOCK_BYTES, ByteSource, foresee, read_blocks
 from dflash_model.checkpoint.torch_container import StorageEntry, TorchContainer
 from dflash_model.checkpoint.torch_tensor import Geometry
 from dflash_model.errors import CheckpointError
@@ -51,6 +51,20 @@ class StorageReader:
             yield from strided_blocks(span, geometry)
         if whole:
             self._compare(crc, storage, name)
+
+    def foresee(self, tensors: Sequence[tuple[Geometry, StorageEntry]]) -> None:
+        """Tell the source which ranges `blocks` of these will read, in this order. Raises CheckpointError."""
+        source, checked, ranges = self._container.source, set(self._intact), []
+        offsets = self._container.locate([storage.key for _, storage in tensors])
+        for (geometry, storage), data_offset in zip(tensors, offsets, strict=True):
+            if geometry.numel == 0:
+                continue
+            first, size = geometry.span
+            if (first, size) != (0, storage.size_bytes) and storage.crc32 is not None and storage.key not in checked:
+                ranges.append((source, data_offset, storage.size_bytes))
+            checked.add(storage.key)
+            ranges.append((source, data_offset + first, size))
+        foresee(ranges)
 
     def _check_alone(self, source: ByteSource, data_offset: int, storage: StorageEntry, name: str) -> None:
         if storage.crc32 is None or storage.key in self._intact:

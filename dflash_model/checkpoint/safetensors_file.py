@@ -16,7 +16,7 @@ from typing import Any
 
 from dflash_model.checkpoint.directory import ByteDirectory, LocalDirectory, check_plain_name
 from dflash_model.checkpoint.dtypes import ITEM_BYTES
-from dflash_model.checkpoint.source import ByteSource, read_blocks
+from dflash_model.checkpoint.source import ByteSource, foresee, read_blocks
 from dflash_model.checkpoint.torch_tensor import MAX_DIMENSIONS, PathKey, Refusal
 from dflash_model.errors import CheckpointError
 
@@ -200,6 +200,14 @@ class SafetensorsSet:
 
     def prepare(self, entries: list[SafetensorsEntry]) -> None:
         """Nothing: the headers say it all."""
+
+    def foresee(self, entries: list[SafetensorsEntry]) -> None:
+        """Say that `blocks` of these will be read next, in this order."""
+        foresee([(self._shards[entry.shard], entry.offset, entry.size_bytes) for entry in entries])
+
+    def has_checksums(self, entries: list[SafetensorsEntry]) -> bool:
+        """False: the format has none."""
+        return False
 
     def blocks(self, entry: SafetensorsEntry) -> Iterator[bytes]:
         """The tensor's elements in order. Raises CheckpointError."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dflash_model.checkpoint.dtypes import ITEM_BYTES
@@ -54,31 +55,63 @@ class WrittenFile:
     """64 hex digits, computed while it was written."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutgoingPiece:
+    """A part of the file that can be made without the parts before it: the header, or one tensor."""
+
+    name: str | None
+    """The tensor's; None for the header."""
+
+    offset: int
+    """Where it begins in the file."""
+
+    size_bytes: int
+    """Its length in the file."""
+
+    blocks: Callable[[], Iterable[bytes]]
+    """Its bytes in order, as many as `size_bytes`. Raises CheckpointError where they would be more or fewer."""
+
+
+def safetensors_pieces(tensors: Sequence[OutgoingTensor], metadata: dict[str, str]) -> list[OutgoingPiece]:
+    """The file as pieces, in its order and without gaps. Raises ValueError for two tensors of one name or a `__metadata__`."""
+    ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
+    header = _header(ordered, metadata)
+    pieces = [OutgoingPiece(name=None, offset=0, size_bytes=len(header), blocks=lambda: [header])]
+    offset = len(header)
+    for tensor in ordered:
+        blocks = partial(_exactly, tensor)
+        pieces.append(OutgoingPiece(name=tensor.name, offset=offset, size_bytes=tensor.size_bytes, blocks=blocks))
+        offset += tensor.size_bytes
+    return pieces
+
+
 def safetensors_stream(tensors: Sequence[OutgoingTensor], metadata: dict[str, str]) -> Iterator[bytes]:
     """The bytes of a safetensors file. Raises CheckpointError where a tensor yields more or fewer bytes than its shape needs.
 
-    Raises ValueError for two tensors of one name or one called `__metadata__`.
+    Raises ValueError as `safetensors_pieces` does.
     """
-    ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
-    yield _header(ordered, metadata)
-    for tensor in ordered:
-        left = tensor.size_bytes
-        for block in tensor.blocks():
-            left -= len(block)
-            if left < 0:
-                break
-            yield block
-        if left:
-            fault = "more" if left < 0 else f"{left} bytes less"
-            raise CheckpointError(
-                f"{tensor.name} yields {fault} than {tensor.dtype} {list(tensor.shape)} needs.", "Copy the checkpoint again."
-            )
+    for piece in safetensors_pieces(tensors, metadata):
+        yield from piece.blocks()
+
+
+def _exactly(tensor: OutgoingTensor) -> Iterator[bytes]:
+    left = tensor.size_bytes
+    for block in tensor.blocks():
+        left -= len(block)
+        if left < 0:
+            break
+        yield block
+    if left:
+        fault = "more" if left < 0 else f"{left} bytes less"
+        raise CheckpointError(
+            f"{tensor.name} yields {fault} than {tensor.dtype} {list(tensor.shape)} needs.", "Copy the checkpoint again."
+        )
 
 
 def stream_size(tensors: Sequence[OutgoingTensor], metadata: dict[str, str]) -> int:
     """How many bytes `safetensors_stream` will yield."""
-    ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
-    return len(_header(ordered, metadata)) + sum(tensor.size_bytes for tensor in tensors)
+    last = safetensors_pieces(tensors, metadata)[-1]
+    return last.offset + last.size_bytes
 
 
 def _header(ordered: list[OutgoingTensor], metadata: dict[str, str]) -> bytes:

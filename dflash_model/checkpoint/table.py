@@ -73,6 +73,14 @@ class TensorTable(Protocol[Entry]):
         """Look up where the data of all these lies, in one round trip where the source can. Optional, for speed."""
         ...
 
+    def foresee(self, entries: list[Entry]) -> None:
+        """Say that `blocks` of these will be read next, in this order. Optional, for speed."""
+        ...
+
+    def has_checksums(self, entries: list[Entry]) -> bool:
+        """Whether `blocks` compares every byte of these with a checksum that the checkpoint carries."""
+        ...
+
     def blocks(self, entry: Entry) -> Iterator[bytes]:
         """The tensor's elements in order, in blocks of whole elements. Raises CheckpointError, at the latest after the last."""
         ...

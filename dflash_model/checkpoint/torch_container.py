@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dflash_model.checkpoint.pickle_stack import too_large
-from dflash_model.checkpoint.source import ByteSource, read_blocks
+from dflash_model.checkpoint.source import ByteSource, HashedSource, read_blocks
 from dflash_model.checkpoint.symbolic import DEFAULT_LIMITS, load_symbolic
 from dflash_model.checkpoint.torch_legacy import LegacyFile, check_counts, read_legacy
 from dflash_model.checkpoint.torch_zip import (
@@ -173,7 +173,9 @@ class LegacyContainer:
 
 
 def whole_digest(source: ByteSource) -> str:
-    """sha256 (hex) of all bytes of a source."""
+    """sha256 (hex) of all bytes of a source, computed where the file lies if its host can."""
+    if isinstance(source, HashedSource):
+        return source.sha256()
     digest = hashlib.sha256()
     for block in read_blocks(source, 0, source.size_bytes):
         digest.update(block)

@@ -114,6 +114,14 @@ class TorchFile:
         """Look up where the data of all these lies, in one round trip where the source can. Raises CheckpointError."""
         self._container.locate([entry.storage.key for entry in entries])
 
+    def foresee(self, entries: list[TensorEntry]) -> None:
+        """Say that `blocks` of these will be read next, in this order."""
+        self._reader.foresee([(entry.geometry, entry.storage) for entry in entries])
+
+    def has_checksums(self, entries: list[TensorEntry]) -> bool:
+        """Whether the storages of all these have a CRC32."""
+        return all(entry.storage.crc32 is not None or not entry.size_bytes for entry in entries)
+
     def storage_range(self, entry: TensorEntry) -> tuple[int, int]:
         """(offset in the file, bytes) of the tensor's storage. Raises CheckpointError."""
         return self._container.locate([entry.storage.key])[0], entry.storage.size_bytes

@@ -1,7 +1,8 @@
 """Stage extract-weights: from a training checkpoint or a drafter directory to model.safetensors and a DrafterSpec.
 
-Parameters: source_digest, form ("torch" | "directory"), tokenizer_sha256, and for a `.pt`: state_key, config, config_from,
-options. Local: path. No torch: the symbolic reader finds the tensors, their bytes are copied.
+Parameters: source_digest, form ("torch" | "directory" | "dcp"), tokenizer_sha256, cast where it is not "keep", and for a
+checkpoint without a config of its own: state_key, config, config_from, options. Local: path, and whether the tensors there
+have been taken out already, on their way here. No torch: the symbolic reader finds the tensors, their bytes are copied.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_model.checkpoint.extract import ExtractReport, extract_weights, extract_weights_from_dir
+from dflash_model.checkpoint.extracted import adopt_extracted
 from dflash_model.checkpoint.open_table import open_table
 from dflash_model.checkpoint.source import LocalFile
 from dflash_model.checkpoint.step import step_of
@@ -29,11 +31,7 @@ def run(context: Context) -> None:
     path = Path(context.local["path"])
     with context.writing() as writer:
         weights = writer.path / WEIGHTS_FILE
-        if chosen["form"] == "directory":
-            report = extract_weights_from_dir(path, weights, keep_vocab=True)
-        else:
-            with LocalFile(path) as source:
-                report = extract_weights(source, weights, key=chosen["state_key"])
+        report, moved = _weights(context, path, weights)
         reading = _read(path, weights, chosen, report)
         writer.facts |= {
             "spec": reading.spec.to_json(),
@@ -43,12 +41,25 @@ def run(context: Context) -> None:
             "tokenizer_sha256": chosen["tokenizer_sha256"],
             "dropped": report.dropped,
         }
-        writer.made_by |= {"bytes_read": report.bytes_read, "bytes_skipped": report.bytes_skipped}
+        writer.made_by |= {"bytes_read": report.bytes_read, "bytes_skipped": report.bytes_skipped} | moved
     context.milestone(
         f"{report.tensors} tensors, {report.bytes_written / 1e6:.1f} MB kept, {report.bytes_skipped / 1e6:.1f} MB left behind"
     )
     for warning in reading.warnings:
         context.milestone(f"warning: {warning}")
+
+
+def _weights(context: Context, path: Path, weights: Path) -> tuple[ExtractReport, dict[str, Any]]:
+    """Write the weights; (what was taken out, how it was moved here)."""
+    chosen = context.parameters
+    if context.local.get("extracted"):
+        found = adopt_extracted(path, weights)
+        return found.report, {"relay": found.transfer}
+    key, cast = chosen.get("state_key"), chosen.get("cast", "keep")
+    if path.is_dir():
+        return extract_weights_from_dir(path, weights, key=key, cast=cast), {}
+    with LocalFile(path) as source:
+        return extract_weights(source, weights, key=key, cast=cast), {}
 
 
 def _read(path: Path, weights: Path, chosen: Mapping[str, Any], report: ExtractReport) -> Reading:

@@ -1,7 +1,7 @@
-"""Drafters where training left them: find the newest complete one, know it by content, bring its files to another host.
+"""Drafters where training left them: find the newest complete one, know it by content.
 
 The training host is only ever read. A `.pt` is known by its pickle and the CRC32 of every storage, so its identity
-costs a few kilobytes; a directory by the sha256 of its files.
+costs a few kilobytes, and so is a torch.distributed.checkpoint by its items; another directory by the sha256 of its files.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from dflash_model.checkpoint.complete import describe_completeness
+from dflash_model.checkpoint.complete import describe_completeness, describe_directory_completeness
+from dflash_model.checkpoint.dcp import read_dcp
+from dflash_model.checkpoint.dcp_metadata import METADATA_NAME
 from dflash_model.checkpoint.step import step_of
 from dflash_model.checkpoint.torch_file import read_torch_file
 from dflash_model.digests import json_digest
 from dflash_model.errors import CheckpointError, InputError
 from tasks.remote.host import FileFacts, Host, literal_pattern
 from tasks.remote.run_directories import checkpoint_name, checkpoints_in
-from tasks.remote.transfer import OnBytes, copy_file
 
 log = logging.getLogger(__name__)
 
-TORCH, DIRECTORY = "torch", "directory"
+TORCH, DIRECTORY, DCP = "torch", "directory", "dcp"
 SETTLE_S = 2.0
 FRESH_S = 60.0
 DIRECTORY_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json", "mask_embedding*")
@@ -45,7 +46,7 @@ class RemoteDrafter:
     """Absolute path there: a `.pt` file or a directory."""
 
     form: str
-    """TORCH or DIRECTORY."""
+    """TORCH (one file of torch.save), DIRECTORY (config.json and safetensors) or DCP (a torch.distributed.checkpoint)."""
 
     files: tuple[tuple[str, int], ...]
     """(name below `path`, size in bytes); for TORCH the one file's own name."""
@@ -59,6 +60,9 @@ class RemoteDrafter:
     tokenizer_sha256: str | None
     """Of the tokenizer.json that comes with a directory."""
 
+    stamps: tuple[tuple[int, int], ...] = ()
+    """(inode, modification time in ns) of each of `files` when it was looked at; an inode of 0 tells nothing."""
+
     @property
     def size_bytes(self) -> int:
         """All files together."""
@@ -71,7 +75,8 @@ class RemoteDrafter:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RemoteDrafter:
         """Read what `to_json` gave, also after a round trip through JSON."""
-        return cls(**data | {"files": tuple((name, size) for name, size in data["files"])})
+        files, stamps = (tuple((first, second) for first, second in data.get(name, ())) for name in ("files", "stamps"))
+        return cls(**data | {"files": files, "stamps": stamps})
 
 
 def discover(host: Host, pattern: str, *, name: str | None = None, settle_s: float = SETTLE_S) -> RemoteDrafter:
@@ -89,7 +94,7 @@ def discover(host: Host, pattern: str, *, name: str | None = None, settle_s: flo
     for facts in (one for match in matches for one in checkpoints_in(host, match)):
         reason = _why_incomplete(host, facts, settle_s)
         if reason is None:
-            return _describe(host, facts, name)
+            return describe(host, facts, name)
         log.info("[%s] passed over %s: %s", host.name, facts.path, reason)
         reasons.append(reason if str(facts.path) in reason else f"{facts.path}: {reason}")
     others = f" ({len(reasons) - 1} older ones are not complete either)" if len(reasons) > 1 else ""
@@ -101,9 +106,13 @@ def discover(host: Host, pattern: str, *, name: str | None = None, settle_s: flo
 
 def _why_incomplete(host: Host, facts: FileFacts, settle_s: float) -> str | None:
     if facts.is_dir:
-        has_config = host.stat(facts.path / "config.json") is not None
-        has_weights = bool(host.glob(f"{literal_pattern(facts.path)}/*.safetensors"))
-        return None if has_config and has_weights else "a directory without config.json and safetensors."
+        form = _form_of(host, facts.path)
+        if form == DIRECTORY:
+            return None
+        if form is None:
+            return "a directory with neither config.json and safetensors nor the .metadata of torch.distributed.checkpoint."
+        with host.open_directory(facts.path) as directory:
+            return describe_directory_completeness(directory)
     with host.open_source(facts.path) as source:
         reason = describe_completeness(source)
     if reason is not None:
@@ -116,7 +125,17 @@ def _why_incomplete(host: Host, facts: FileFacts, settle_s: float) -> str | None
     return None
 
 
-def _describe(host: Host, facts: FileFacts, name: str | None) -> RemoteDrafter:
+def _form_of(host: Host, path: PurePosixPath) -> str | None:
+    """DIRECTORY, DCP, or None for a directory that is neither."""
+    if host.stat(path / "config.json") is not None and host.glob(f"{literal_pattern(path)}/*.safetensors"):
+        return DIRECTORY
+    return DCP if host.stat(path / METADATA_NAME) is not None else None
+
+
+def describe(host: Host, facts: FileFacts, name: str | None) -> RemoteDrafter:
+    """The complete drafter at a path that was just looked at. Raises CheckpointError, HostError."""
+    if facts.is_dir and _form_of(host, facts.path) == DCP:
+        return _describe_dcp(host, facts.path, name)
     if facts.is_dir:
         return _describe_directory(host, facts.path, name)
     with host.open_source(facts.path) as source:
@@ -131,6 +150,26 @@ def _describe(host: Host, facts: FileFacts, name: str | None) -> RemoteDrafter:
         digest=digest,
         step=step_of(plain),
         tokenizer_sha256=None,
+        stamps=((facts.inode, facts.mtime_ns),),
+    )
+
+
+def _describe_dcp(host: Host, path: PurePosixPath, name: str | None) -> RemoteDrafter:
+    with host.open_directory(path) as directory:
+        table = read_dcp(directory)
+        digest, plain = table.content_digest(), table.plain()
+        names = [METADATA_NAME, *table.shard_names()]
+    found = [facts for file in names if (facts := host.stat(path / file)) is not None]
+    return RemoteDrafter(
+        name=name or path.name,
+        host=host.name,
+        path=str(path),
+        form=DCP,
+        files=tuple((facts.path.name, facts.size_bytes) for facts in found),
+        digest=digest,
+        step=step_of(plain),
+        tokenizer_sha256=None,
+        stamps=tuple((facts.inode, facts.mtime_ns) for facts in found),
     )
 
 
@@ -142,15 +181,17 @@ def _describe_directory(host: Host, path: PurePosixPath, name: str | None) -> Re
     config = read_config(host, path / "config.json")
     step = config.get("training_step")
     weights = {file: digest for file, digest in digests.items() if file != "tokenizer.json"}
+    moved = [facts for file, facts in sorted(found.items()) if file in weights]
     return RemoteDrafter(
         name=name or path.name,
         host=host.name,
         path=str(path),
         form=DIRECTORY,
-        files=tuple((file, facts.size_bytes) for file, facts in sorted(found.items()) if file in weights),
+        files=tuple((facts.path.name, facts.size_bytes) for facts in moved),
         digest=json_digest(weights),
         step=step if isinstance(step, int) else None,
         tokenizer_sha256=digests.get("tokenizer.json"),
+        stamps=tuple((facts.inode, facts.mtime_ns) for facts in moved),
     )
 
 
@@ -170,69 +211,3 @@ def read_config(host: Host, path: PurePosixPath) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"[{host.name}] {path} is not a JSON object.", "Correct the file.")
     return config
-
-
-def incoming_path(drafter: RemoteDrafter, host: Host) -> PurePosixPath:
-    """Where the drafter's files are for `host`: its own place if it lies there, else below incoming/."""
-    if drafter.host == host.name:
-        return PurePosixPath(drafter.path)
-    directory = host.work_dir / "incoming" / drafter.digest[:24]
-    return directory / "checkpoint.pt" if drafter.form == TORCH else directory
-
-
-def has_arrived(drafter: RemoteDrafter, host: Host) -> bool:
-    """True when every file of the drafter is in `incoming_path` with its size."""
-    for path, size in _targets(drafter, host):
-        facts = host.stat(path)
-        if facts is None or facts.size_bytes != size:
-            return False
-    return True
-
-
-def relay(drafter: RemoteDrafter, source: Host, destination: Host, *, on_bytes: OnBytes) -> int:
-    """Bring the drafter's files to `destination`, streamed through here; returns bytes moved. Checks the content's identity.
-
-    Raises CheckpointError where the file changed since it was discovered, StorageError where there is no room.
-    """
-    if drafter.host == destination.name or has_arrived(drafter, destination):
-        return 0
-    base = PurePosixPath(drafter.path)
-    done = 0
-
-    def report(file_done: int, _size: int) -> None:
-        on_bytes(done + file_done, drafter.size_bytes)
-
-    for (name, size), (to, _) in zip(drafter.files, _targets(drafter, destination), strict=True):
-        path = base if drafter.form == TORCH else base / name
-        copy_file(source, path, destination, to, size_bytes=size, sha256=None, on_bytes=report)
-        done += size
-    _check_identity(drafter, destination)
-    return done
-
-
-def _check_identity(drafter: RemoteDrafter, destination: Host) -> None:
-    path = incoming_path(drafter, destination)
-    if drafter.form == TORCH:
-        with destination.open_source(path) as arrived:
-            digest = read_torch_file(arrived).content_digest()
-    else:
-        digest = json_digest({name: destination.sha256(path / name) for name, _ in drafter.files})
-    if digest != drafter.digest:
-        destination.remove(path)
-        raise CheckpointError(
-            f"[{drafter.host}] {drafter.path} changed while it was moved to {destination.name}.",
-            "Wait until it is written completely, then run again.",
-        )
-
-
-def drop_incoming(drafter: RemoteDrafter, host: Host) -> None:
-    """Remove what `relay` brought, once it has been extracted. The drafter's own place is never touched."""
-    if drafter.host != host.name:
-        host.remove(host.work_dir / "incoming" / drafter.digest[:24])
-
-
-def _targets(drafter: RemoteDrafter, host: Host) -> list[tuple[PurePosixPath, int]]:
-    path = incoming_path(drafter, host)
-    if drafter.form == TORCH:
-        return [(path, drafter.files[0][1])]
-    return [(path / name, size) for name, size in drafter.files]

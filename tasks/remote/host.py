@@ -5,13 +5,14 @@ Paths on a host are PurePosixPath. Every method raises EvalError; HostError mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from dflash_model.artifacts import Manifest
+from dflash_model.checkpoint.directory import ByteDirectory
 from dflash_model.checkpoint.source import ByteSource
 from dflash_model.stages.protocol import Request
 
@@ -64,6 +65,15 @@ class Host(Protocol):
 
     name: str
     work_dir: PurePosixPath
+    connections: int
+    """How many connections a large transfer may use at once."""
+
+    grace_s: float
+    """How long a broken link to it is waited for."""
+
+    def beside(self) -> Host:
+        """The same host over a connection of its own, which whoever asked for it closes."""
+        ...
 
     def stat(self, path: PurePosixPath) -> FileFacts | None:
         """Facts of a file or directory, None where there is nothing."""
@@ -75,6 +85,10 @@ class Host(Protocol):
 
     def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
         """Random read access to one file, opened once."""
+        ...
+
+    def open_directory(self, path: PurePosixPath) -> AbstractContextManager[ByteDirectory]:
+        """Random read access to the files of one directory, each opened once."""
         ...
 
     def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
@@ -91,6 +105,14 @@ class Host(Protocol):
 
     def sha256(self, path: PurePosixPath) -> str:
         """sha256 of a file, computed on its host."""
+        ...
+
+    def range_sha256(self, path: PurePosixPath, ranges: Sequence[tuple[int, int]]) -> list[str] | None:
+        """sha256 of each (offset, size) of a file, computed on its host; None where that has no program for it."""
+        ...
+
+    def join(self, path: PurePosixPath, others: Sequence[PurePosixPath]) -> None:
+        """Append the content of `others`, in order, to the file at `path`, and remove each once it is. On an error some are left."""
         ...
 
     def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:

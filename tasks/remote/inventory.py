@@ -23,7 +23,10 @@ ROLES = ("train", "target", "eval")
 LOCAL, SSH = "local", "ssh"
 SILENCE_S, GRACE_S, LEASE_S = 45.0, 240.0, 300.0
 _KEYS = {"via", "work_dir", "roles", "threads", "slots", "python", "gpus", "min_gpu_memory_gib"}
-_SSH_KEYS = {"hostname", "port", "user", "key", "known_hosts", "jump", "silence_s", "grace_s", "lease_s"}
+_SSH_KEYS = {
+    "hostname", "port", "user", "key", "known_hosts", "jump", "silence_s", "grace_s", "lease_s", "connections", "max_mb_per_s",
+}  # fmt: skip
+MAX_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,12 @@ class SshAccess:
 
     lease_s: float = LEASE_S
     """A stage that has not heard of its runner for so long ends itself."""
+
+    connections: int = 1
+    """How many connections one large checkpoint may use at once; more than one helps where round trips are long."""
+
+    max_mb_per_s: float | None = None
+    """Files move to and from it no faster than this (MB = 10^6 bytes); None: as fast as they can."""
 
     def __post_init__(self) -> None:
         """ValueError where a stage would give up its lease before its runner gives up the link."""
@@ -241,14 +250,23 @@ def _ssh_access(path: Path, where: str, fields: dict[str, Any]) -> SshAccess:
         key=None if key is None else path.parent / Path(key).expanduser(),
         known_hosts=tuple(path.parent / Path(file).expanduser() for file in files),
         jump=_text(where, fields, "jump"),
+        connections=_connections(where, fields),
+        max_mb_per_s=_seconds(where, fields, "max_mb_per_s", unit="MB a second") if "max_mb_per_s" in fields else None,
         **seconds,
     )
 
 
-def _seconds(where: str, fields: dict[str, Any], key: str) -> float:
+def _connections(where: str, fields: dict[str, Any]) -> int:
+    count = _count(where, fields, "connections", 1)
+    if count > MAX_CONNECTIONS:
+        raise InputError(f"{where}: `connections` is {count}.", f"Give a number from 1 to {MAX_CONNECTIONS}.")
+    return count
+
+
+def _seconds(where: str, fields: dict[str, Any], key: str, *, unit: str = "seconds") -> float:
     value = fields[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise InputError(f"{where}: `{key}` is {value!r}.", "Give a number of seconds above 0.")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise InputError(f"{where}: `{key}` is {value!r}.", f"Give a number of {unit} above 0.")
     return float(value)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from dflash_model.artifacts import Manifest
+from dflash_model.checkpoint.directory import ByteDirectory, LocalDirectory
 from dflash_model.checkpoint.source import ByteSource, LocalFile
 from dflash_model.digests import file_digest
 from dflash_model.errors import EvalError, from_os_error
@@ -40,6 +43,12 @@ class LocalHost:
         self._slots = threading.BoundedSemaphore(slots)
         self._python = python
 
+        self.connections, self.grace_s = 1, 0.0
+
+    def beside(self) -> LocalHost:
+        """Itself: there is no connection."""
+        return self
+
     def stat(self, path: PurePosixPath) -> FileFacts | None:
         """Facts of a file or directory, None where there is nothing."""
         try:
@@ -60,6 +69,10 @@ class LocalHost:
     def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
         """Random read access to one file, opened once."""
         return LocalFile(Path(path))
+
+    def open_directory(self, path: PurePosixPath) -> AbstractContextManager[ByteDirectory]:
+        """Random read access to the files of one directory, each opened once."""
+        return LocalDirectory(Path(path))
 
     def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
         """The file's bytes from `offset` on, in order."""
@@ -98,6 +111,26 @@ class LocalHost:
             return file_digest(Path(path))
         except OSError as exc:
             raise self._translated(exc, f"reading {path}") from exc
+
+    def range_sha256(self, path: PurePosixPath, ranges: Sequence[tuple[int, int]]) -> list[str] | None:
+        """sha256 of each (offset, size) of a file."""
+        try:
+            with Path(path).open("rb") as file:
+                return [_digest_of(file, offset, size) for offset, size in ranges]
+        except OSError as exc:
+            raise self._translated(exc, f"reading {path}") from exc
+
+    def join(self, path: PurePosixPath, others: Sequence[PurePosixPath]) -> None:
+        """Append the content of `others`, in order, to the file at `path`, and remove each once it is."""
+        try:
+            for other in others:
+                with Path(path).open("ab") as whole, Path(other).open("rb") as part:
+                    shutil.copyfileobj(part, whole, BLOCK_BYTES)
+                    whole.flush()
+                    os.fsync(whole.fileno())
+                Path(other).unlink()
+        except OSError as exc:
+            raise self._translated(exc, f"joining {path}") from exc
 
     def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
         """Atomic rename."""
@@ -171,6 +204,16 @@ class LocalHost:
 
     def _translated(self, exc: OSError, doing: str) -> EvalError:
         return from_os_error(exc, f"[{self.name}] {doing}")
+
+
+def _digest_of(file: IO[bytes], offset: int, size: int) -> str:
+    """Of what the file has of that range."""
+    digest = hashlib.sha256()
+    file.seek(offset)
+    while size and (block := file.read(min(size, BLOCK_BYTES))):
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest()
 
 
 def _content(path: Path) -> bytes | None:

@@ -19,6 +19,7 @@ from tasks.remote.remote_runner import RemoteRunner
 from tasks.remote.shell import Shell
 from tasks.remote.ssh_host import SshHost
 from tasks.remote.ssh_shell import SshShell
+from tasks.remote.throttle import Throttle
 
 REMOTE_PYTHON = "python3"
 
@@ -107,4 +108,12 @@ def _over_ssh(entry: HostEntry) -> OpenHost:
         poll_s=min(1.0, access.silence_s / 5),
     )
     gpus = _gpus(entry, shell, python=python, lease_s=access.lease_s)
-    return OpenHost(host=SshHost(connection, work_dir, runner=runner), gpus=gpus)
+    host = SshHost(
+        connection,
+        work_dir,
+        runner=runner,
+        connections=access.connections,
+        grace_s=access.grace_s,
+        throttle=Throttle(access.max_mb_per_s * 1e6 if access.max_mb_per_s is not None else None),
+    )
+    return OpenHost(host=host, gpus=gpus)

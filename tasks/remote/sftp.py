@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -34,6 +34,9 @@ VERSION = 3
 REQUEST_BYTES = 255 << 10
 """The most that OpenSSH's server answers at once; others answer less and are asked again."""
 
+_DATA_HEAD = 8
+"""Of the body of a DATA packet: the request's number, the number of bytes."""
+
 IN_FLIGHT = 32
 """Read requests that are not answered yet: 8 MiB, one window."""
 
@@ -58,6 +61,7 @@ class Sftp:
         self._buffer = b""
         self._at = 0
         self._last_number = 0
+        self._due: set[int] = set()
         self._in_step = False
         with self._asking("starting SFTP"):
             self._stream.write(struct.pack(">IBI", 5, protocol.CMD_INIT, VERSION))
@@ -70,6 +74,16 @@ class Sftp:
     def is_usable(self) -> bool:
         """True while the stream is open and no answer is outstanding."""
         return self._in_step and self._stream.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """True while the stream is open."""
+        return self._stream.is_open
+
+    @property
+    def is_owed(self) -> bool:
+        """True while answers to `ask_for` are due."""
+        return bool(self._due)
 
     def stat(self, path: PurePosixPath) -> Attributes | None:
         """Attributes, symbolic links followed; None where nothing is. Raises EvalError."""
@@ -140,6 +154,37 @@ class Sftp:
                 self._in_step = not flying
         return [bytes(answer[:end]) for answer, end in zip(answers, ends, strict=True)]
 
+    def ask_for(self, reads: Iterable[tuple[bytes, int, int]], *, doing: str) -> list[int]:
+        """Send READ requests for (handle, offset, size) without waiting; their numbers, for `next_data`. Raises HostError.
+
+        Until all are answered, nothing else may be asked of this session.
+        """
+        numbers, packets = [], []
+        for handle, offset, size in reads:
+            numbers.append(self._next_number())
+            packets.append(packet(protocol.CMD_READ, numbers[-1], string(handle) + struct.pack(">QI", offset, size)))
+        if packets:
+            self._due.update(numbers)
+            self._in_step = False
+            with self._asking(doing):
+                self._stream.write(b"".join(packets))
+        return numbers
+
+    def next_data(self, *, doing: str) -> tuple[int, memoryview]:
+        """(number, bytes) of whichever answer to `ask_for` comes next; b"" at the end of its file. Raises EvalError."""
+        with self._asking(doing):
+            kind, body = self._packet()
+            number = int.from_bytes(body[:4])
+            if number not in self._due:
+                raise protocol.SFTPError("an answer that nobody asked for")
+            self._due.remove(number)
+            self._in_step = not self._due
+            if kind == protocol.CMD_DATA and int.from_bytes(body[4:_DATA_HEAD]) == len(body) - _DATA_HEAD:
+                return number, memoryview(body)[_DATA_HEAD:]  # without the copies that a Reader makes
+            reader = Reader(body)
+            reader.number()
+            return number, memoryview(_data(kind, reader))
+
     def _read_requests(self, handle: bytes, waiting: deque[_Piece], flying: dict[int, _Piece]) -> Iterator[bytes]:
         while waiting and len(flying) < IN_FLIGHT:
             piece = waiting.popleft()
@@ -180,16 +225,19 @@ class Sftp:
         size = int.from_bytes(self._take(4))
         if not 1 <= size <= LARGEST_BYTES:
             raise protocol.SFTPError("text instead of packets")
-        content = self._take(size)
-        return content[0], content[1:]
+        return self._take(1)[0], self._take(size - 1)
 
     def _take(self, size: int) -> bytes:
-        while len(self._buffer) - self._at < size:
-            block = self._stream.read()
-            if not block:
-                raise EOFError
-            self._buffer = self._buffer[self._at :] + block
-            self._at = 0
+        have = len(self._buffer) - self._at
+        if have < size:
+            parts = [self._buffer[self._at :]]
+            while have < size:  # joined once: a packet comes in many blocks
+                block = self._stream.read()
+                if not block:
+                    raise EOFError
+                parts.append(block)
+                have += len(block)
+            self._buffer, self._at = b"".join(parts), 0
         self._at += size
         return self._buffer[self._at - size : self._at]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import PurePosixPath
 
+from dflash_model.checkpoint.directory import ByteDirectory
 from dflash_model.checkpoint.source import ByteSource
 from dflash_model.errors import EvalError, HostError
 from tasks.remote.command import quote
@@ -24,7 +25,8 @@ from tasks.remote.ssh_errors import AGAIN, script_failed
 from tasks.remote.ssh_facts import SshFacts
 from tasks.remote.ssh_glob import Entry, candidates
 from tasks.remote.ssh_shell import SshShell
-from tasks.remote.ssh_source import open_source
+from tasks.remote.ssh_source import SourcePlace, open_directory, open_source
+from tasks.remote.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ _C = "export LC_ALL=C\n"
 _SHA256 = """if command -v sha256sum >/dev/null 2>&1; then exec sha256sum < {file}
 elif command -v shasum >/dev/null 2>&1; then exec shasum -a 256 < {file}
 elif command -v openssl >/dev/null 2>&1; then exec openssl dgst -sha256 < {file}
+else exit 97; fi
+"""
+_HASH = """if command -v sha256sum >/dev/null 2>&1; then hash() { sha256sum; }
+elif command -v shasum >/dev/null 2>&1; then hash() { shasum -a 256; }
+elif command -v openssl >/dev/null 2>&1; then hash() { openssl dgst -sha256; }
 else exit 97; fi
 """
 _WRITE = """mkdir -p -- {directory} && cat > {file} || exit 1
@@ -62,11 +69,13 @@ _DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+(?:\d+%|-)\s")
 class SshFiles:
     """What the Host protocol asks of files, for one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, throttle: Throttle | None = None) -> None:
         self._connection = connection
+        self._throttle = throttle or Throttle(None)
         self._sessions = SftpSessions(connection)
         self.shell = SshShell(connection)
         self._facts = SshFacts(self.shell, self._sessions)
+        self._place = SourcePlace(self.name, self._sessions, self._facts, self.sha256, self._throttle)
 
     @property
     def name(self) -> str:
@@ -91,7 +100,11 @@ class SshFiles:
 
     def open_source(self, path: PurePosixPath) -> AbstractContextManager[ByteSource]:
         """Random read access to one file, opened once. Raises CheckpointError, StorageError, HostError when entered."""
-        return open_source(self.name, path, sessions=self._sessions, looking=self._facts)
+        return open_source(self._place, path)
+
+    def open_directory(self, path: PurePosixPath) -> AbstractContextManager[ByteDirectory]:
+        """Random read access to the files of one directory over one session. Raises HostError when entered."""
+        return open_directory(self._place, path)
 
     def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
         """The file's bytes from `offset` on, in order, in blocks of up to a window. Raises EvalError."""
@@ -100,6 +113,8 @@ class SshFiles:
         with remote_script(self._connection, script, doing=doing) as running:
             while block := running.read():
                 yield block
+                self._throttle.moved(len(block))
+                running.allow(None)  # what the limit held up is no stall
             self._require_success(running, doing)
 
     def write_blocks(self, path: PurePosixPath, blocks: Iterable[bytes], *, offset: int = 0, keep: bool = False) -> None:
@@ -122,7 +137,7 @@ class SshFiles:
         sent = offset
         with remote_script(self._connection, script, doing=doing) as running:
             for block in blocks:
-                if not running.write(block):
+                if not self._send(running, block):
                     break
                 sent += len(block)
             running.close_stdin()
@@ -131,6 +146,17 @@ class SshFiles:
             self._require_success(running, doing)
         if not answer.strip().isdigit() or int(answer) != sent:
             raise HostError(f"[{self.name}] {sent} bytes were sent while {doing}, {answer.decode().strip()} arrived.", AGAIN)
+
+    def _send(self, running: RemoteScript, block: bytes) -> bool:
+        """`running.write`, at the host's pace."""
+        step = self._throttle.step_bytes
+        for begin in range(0, len(block), step):
+            part = block[begin : begin + step] if len(block) > step else block
+            if not running.write(part):
+                return False
+            self._throttle.moved(len(part))
+            running.allow(None)
+        return True
 
     def _require_success(self, running: RemoteScript, doing: str) -> None:
         code = running.finish()
@@ -166,6 +192,30 @@ class SshFiles:
         if done.exit_code != 0 or match is None:
             raise script_failed(self.name, doing, exit_code=done.exit_code, stderr=done.stderr)
         return match.group().decode()
+
+    def range_sha256(self, path: PurePosixPath, ranges: Sequence[tuple[int, int]]) -> list[str] | None:
+        """sha256 of each (offset, size) of a file, computed on its host; None where that has no program for it. Raises EvalError."""
+        doing = f"hashing parts of {path}"
+        lines = [_C, _HASH, f"f={quote(path)}", '[ -f "$f" ] || { echo "$f: No such file or directory" >&2; exit 1; }']
+        # tail seeks in a regular file; its complaint about the pipe that head has closed is no news.
+        lines += [f'tail -c +{offset + 1} -- "$f" 2>/dev/null | head -c {size} | hash || exit 1' for offset, size in ranges]
+        limit_s = SHORT_S + sum(size for _, size in ranges) / SLOWEST_BYTES_PER_S
+        script = "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+        done = self.shell.run_for(doing, "exec sh -s", stdin=script, timeout_s=limit_s)
+        if done.exit_code == NO_PROGRAM:
+            return None
+        found = [match.decode() for match in re.findall(rb"\b[0-9a-f]{64}\b", done.stdout)]
+        if done.exit_code != 0 or len(found) != len(ranges):
+            raise script_failed(self.name, doing, exit_code=done.exit_code, stderr=done.stderr)
+        return found
+
+    def join(self, path: PurePosixPath, others: Sequence[PurePosixPath]) -> None:
+        """Append the content of `others`, in order, to the file at `path`, and remove each once it is. Raises EvalError."""
+        whole = quote(path)
+        steps = [f"cat -- {quote(other)} >> {whole} && rm -f -- {quote(other)} || exit 1\n" for other in others]
+        sync = f"if sync --help 2>&1 | grep -q FILE; then sync {whole} || exit 1; fi\n"
+        size = sum(seen.facts.size_bytes for seen in self._facts.see_all(list(others)) if seen is not None)
+        self._run(f"joining {path}", _C + "".join(steps) + sync, timeout_s=LONG_S + size / SLOWEST_BYTES_PER_S)
 
     def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
         """Atomic rename; a file at `to` is replaced, a directory is an error. Parents of `to` are made. Raises EvalError."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from dflash_model.artifacts import Manifest
+from dflash_model.checkpoint.directory import ByteDirectory
 from dflash_model.checkpoint.source import ByteSource
 from dflash_model.stages.protocol import Request
 from tasks.remote.connection import Connection
 from tasks.remote.host import FileFacts, OnEvent, StageRun
+from tasks.remote.inventory import GRACE_S
 from tasks.remote.ssh_artifacts import find_artifact
 from tasks.remote.ssh_files import SshFiles
+from tasks.remote.throttle import Throttle
 
 
 class StageRunner(Protocol):
@@ -27,15 +30,34 @@ class StageRunner(Protocol):
 class SshHost:
     """A work directory on a machine that SSH reaches. Every message begins with the host's name in brackets."""
 
-    def __init__(self, connection: Connection, work_dir: PurePosixPath, *, runner: StageRunner) -> None:
-        """Nothing is connected before the first question. `work_dir` must be absolute."""
+    def __init__(
+        self,
+        connection: Connection,
+        work_dir: PurePosixPath,
+        *,
+        runner: StageRunner,
+        connections: int = 1,
+        grace_s: float = GRACE_S,
+        throttle: Throttle | None = None,
+    ) -> None:
+        """Nothing is connected before the first question. `work_dir` must be absolute.
+
+        `connections`: how many a large transfer may use; `throttle`: limits the bytes a second of all of them together.
+        """
         if not work_dir.is_absolute():
             raise ValueError(f"the work directory {work_dir} is not absolute")
         self.name = connection.name
         self.work_dir = work_dir
         self._connection = connection
-        self._files = SshFiles(connection)
+        self.connections, self.grace_s = connections, grace_s
+        self._throttle = throttle or Throttle(None)
+        self._files = SshFiles(connection, throttle=self._throttle)
         self._runner = runner
+
+    def beside(self) -> SshHost:
+        """The same host over a connection of its own."""
+        connection = Connection(self._connection.endpoint)
+        return SshHost(connection, self.work_dir, runner=self._runner, grace_s=self.grace_s, throttle=self._throttle)
 
     def stat(self, path: PurePosixPath) -> FileFacts | None:
         """Facts of a file or directory, None where there is nothing."""
@@ -49,6 +71,10 @@ class SshHost:
         """Random read access to one file, opened once (when entered)."""
         return self._files.open_source(path)
 
+    def open_directory(self, path: PurePosixPath) -> AbstractContextManager[ByteDirectory]:
+        """Random read access to the files of one directory, each opened once."""
+        return self._files.open_directory(path)
+
     def read_blocks(self, path: PurePosixPath, *, offset: int = 0) -> Iterator[bytes]:
         """The file's bytes from `offset` on, in order."""
         return self._files.read_blocks(path, offset=offset)
@@ -60,6 +86,14 @@ class SshHost:
     def sha256(self, path: PurePosixPath) -> str:
         """sha256 of a file, computed on its host."""
         return self._files.sha256(path)
+
+    def range_sha256(self, path: PurePosixPath, ranges: Sequence[tuple[int, int]]) -> list[str] | None:
+        """sha256 of each (offset, size) of a file, computed on its host; None where that has no program for it."""
+        return self._files.range_sha256(path, ranges)
+
+    def join(self, path: PurePosixPath, others: Sequence[PurePosixPath]) -> None:
+        """Append the content of `others`, in order, to the file at `path`, and remove each once it is."""
+        self._files.join(path, others)
 
     def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
         """Atomic rename; an existing file at `to` is replaced, an existing directory is an error."""

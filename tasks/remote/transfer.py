@@ -44,7 +44,7 @@ def copy_file(
     Raises HostFull where the destination has no room, StorageError where its copy differs, CheckpointError where the source
     changed under way, HostError where a host stays away.
     """
-    _require_room(destination, size_bytes)
+    require_room(destination, size_bytes)
     part = to.with_name(f"{to.name}.part-{os.getpid()}")
     copy = _Copy(source, path, destination, part, size_bytes=size_bytes, on_bytes=on_bytes)
     try:
@@ -59,7 +59,7 @@ def copy_file(
         destination.rename(part, to)
         return expected
     finally:
-        _remove_quietly(destination, part)
+        remove_quietly(destination, part)
 
 
 class _Copy:
@@ -146,7 +146,7 @@ def copy_artifact(manifest: Manifest, source: Host, destination: Host, *, on_byt
         destination.remove(final)
         destination.rename(part_dir, final)
     finally:
-        _remove_quietly(destination, part_dir)
+        remove_quietly(destination, part_dir)
     log.info("moved %s from %s to %s, %d bytes", manifest.key, source.name, destination.name, moved)
     return moved
 
@@ -159,7 +159,7 @@ def _copy_entry(
     return entry.size_bytes
 
 
-def _remove_quietly(host: Host, path: PurePosixPath) -> None:
+def remove_quietly(host: Host, path: PurePosixPath) -> None:
     """Remove what an error left, without hiding that error behind a host that is not there now."""
     try:
         host.remove(path)
@@ -172,7 +172,8 @@ def artifact_path(host: Host, key: str) -> PurePosixPath:
     return host.work_dir / "artifacts" / key
 
 
-def _require_room(destination: Host, size_bytes: int) -> None:
+def require_room(destination: Host, size_bytes: int) -> None:
+    """Raise HostFull unless so many bytes fit, and some in reserve."""
     free = destination.free_bytes()
     if free < size_bytes + SPARE_BYTES:
         raise HostFull(
