@@ -16,8 +16,14 @@ OPTIONS = ("mask_token_id", "target_layer_ids", "block_size", "rope_theta", "rms
 
 
 def selection_of(remote: RemoteDrafter, bare: dict[str, Any], *, cast: Cast) -> Selection:
-    """What is taken out of one drafter's checkpoint. A directory with a config holds one state dict, so no key is needed."""
-    return Selection(state_key=None if remote.form == DIRECTORY else bare["state_key"], cast=cast)
+    """What is taken out of one drafter's checkpoint.
+
+    A directory with a config holds one state dict, so no key is needed, and what it holds is the drafter's own; a training
+    state also carries the target's frozen tables.
+    """
+    if remote.form == DIRECTORY:
+        return Selection(cast=cast, keep_vocab=True)
+    return Selection(state_key=bare["state_key"], cast=cast)
 
 
 def extract_parameters(

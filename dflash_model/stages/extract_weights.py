@@ -57,7 +57,9 @@ def _weights(context: Context, path: Path, weights: Path) -> tuple[ExtractReport
         return found.report, {"relay": found.transfer}
     key, cast = chosen.get("state_key"), chosen.get("cast", "keep")
     if path.is_dir():
-        return extract_weights_from_dir(path, weights, key=key, cast=cast), {}
+        # What a drafter with a config holds is its own; a training state also carries the target's frozen tables.
+        keep_vocab = chosen["form"] == "directory"
+        return extract_weights_from_dir(path, weights, key=key, cast=cast, keep_vocab=keep_vocab), {}
     with LocalFile(path) as source:
         return extract_weights(source, weights, key=key, cast=cast), {}
 
