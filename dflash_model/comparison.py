@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_model.intervals import RESAMPLES, SEED, Estimate, Ratio, estimate, estimate_mean
-from dflash_model.metrics import RequestRow
+from dflash_model.totals import Request
 from dflash_model.verdict import Difference, Interval, Spread, Verdict, judge
 
 
@@ -80,7 +80,7 @@ class PairedComparison:
     """What they say."""
 
 
-def tau_of(rows: Sequence[RequestRow], *, rules: Rules) -> Tau:
+def tau_of(rows: Sequence[Request], *, rules: Rules) -> Tau:
     """Both taus of one drafter with their intervals."""
     with_steps = [row for row in rows if row.steps]
     pooled = per_request = None
@@ -105,7 +105,7 @@ def tau_of(rows: Sequence[RequestRow], *, rules: Rules) -> Tau:
 
 
 def compare(
-    candidates: Mapping[str, Sequence[RequestRow]], reference: Sequence[RequestRow], *, reference_name: str, rules: Rules
+    candidates: Mapping[str, Sequence[Request]], reference: Sequence[Request], *, reference_name: str, rules: Rules
 ) -> dict[str, PairedComparison]:
     """Each candidate against the reference. ValueError where the rows are not of the same prompts in the same order.
 
@@ -140,14 +140,14 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def _ratio(rows: Sequence[RequestRow]) -> Ratio:
+def _ratio(rows: Sequence[Request]) -> Ratio:
     return Ratio(
         numerator=np.array([row.tokens for row in rows], dtype=np.float64),
         denominator=np.array([row.steps for row in rows], dtype=np.float64),
     )
 
 
-def _paired(candidate: Sequence[RequestRow], reference: Sequence[RequestRow]) -> tuple[Ratio, Ratio] | None:
+def _paired(candidate: Sequence[Request], reference: Sequence[Request]) -> tuple[Ratio, Ratio] | None:
     """Both drafters' ratios over the prompts where both have a step; None where there is no such prompt."""
     if [row.sample_id for row in candidate] != [row.sample_id for row in reference]:
         raise ValueError("rows of different prompts, or in another order")
