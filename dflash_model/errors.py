@@ -13,6 +13,7 @@ EvalError                 problem + fix
 │   ├── HostFull          a host without room for what it should hold
 │   └── HostBusy          a host that answers, but has no GPU free
 ├── ArtifactLost          what was made is on no reachable host any more; it is made anew (exit 3)
+├── Regressed             every stage ran, and a rule of the gate says the night is red   (exit 4)
 ├── NotEvaluable          the hidden states are not faithful; no tau is given             (exit 5)
 └── Cancelled             the user ended the run                                          (exit 130)
 
@@ -125,6 +126,13 @@ class NotEvaluable(EvalError):
     kind = "not_evaluable"
 
 
+class Regressed(EvalError):
+    """The evaluation is complete and published, and a rule of its gate is broken."""
+
+    exit_code = 4
+    kind = "regressed"
+
+
 class Cancelled(EvalError):
     """The run was ended on request."""
 
@@ -134,7 +142,7 @@ class Cancelled(EvalError):
 
 _TREE: tuple[type[EvalError], ...] = (
     EvalError, InputError, CheckpointError, SourceChanged, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
-    HostError, HostFull, HostBusy, ArtifactLost, NotEvaluable, Cancelled,
+    HostError, HostFull, HostBusy, ArtifactLost, Regressed, NotEvaluable, Cancelled,
 )  # fmt: skip
 BY_KIND: dict[str, type[EvalError]] = {cls.kind: cls for cls in _TREE}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -137,6 +137,10 @@ class Evaluation:
     drafters: tuple[EvaluatedDrafter, ...]
     """In the evaluation's order, the reference first."""
 
+    def without(self, digest: str) -> Evaluation:
+        """The same less one checkpoint."""
+        return replace(self, drafters=tuple(drafter for drafter in self.drafters if drafter.digest != digest))
+
 
 def read_result(directory: Path) -> dict[str, Any]:
     """result.json of a finished evaluation. Raises InputError where there is none, or none that can be read."""
@@ -161,7 +165,7 @@ _AGAIN = "`dflash-eval rerun` on that run writes it again from what is kept."
 
 def read_evaluation(directory: Path) -> Evaluation:
     """What history keeps of the evaluation in `directory`. Raises InputError naming what is missing."""
-    result, run = read_result(directory), _read_run(directory)
+    result, run = read_result(directory), read_run(directory)
     try:
         sources = run.get("sources") or [None] * len(result["drafters"])
         return Evaluation(
@@ -195,7 +199,7 @@ def request_totals(result: Mapping[str, Any], drafter: str | None = None) -> tup
     ]
 
 
-def _read_run(directory: Path) -> dict[str, Any]:
+def read_run(directory: Path) -> dict[str, Any]:
     """run.json, {} where it is not there: a result without it still counts."""
     try:
         run = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))

@@ -72,6 +72,19 @@ def drafter_markdown(result: Mapping[str, Any]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def drafter_lines(result: Mapping[str, Any]) -> list[str]:
+    """A sentence a drafter, for where no table fits: name, tau, difference, verdict."""
+    return [
+        f"{row.name}: tau {row.tau} {row.tau_interval}".rstrip()
+        + (
+            f", {row.difference} {row.difference_interval}".rstrip() + f": {row.verdict}"
+            if row.difference != DASH
+            else f" ({row.verdict})"
+        )
+        for row in drafter_rows(result)
+    ]
+
+
 def _table(result: Mapping[str, Any], rows: Sequence[DrafterRow], shown: Sequence[int], *, stacked: bool) -> Table:
     level, slots = level_percent(result), slot_count(result)
     between = "\n" if stacked else " "

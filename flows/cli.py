@@ -1,4 +1,5 @@
-"""The command line. Exit codes: 0 done, 2 the input must change, 3 a stage or host failed, 5 not evaluable, 130 interrupted.
+"""The command line. Exit codes: 0 done, 2 the input must change, 3 a stage or host failed, 4 a gate's rule is broken (Regressed),
+5 not evaluable, 130 interrupted.
 
 Nothing heavy is imported here before it is needed: `--help` answers at once.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from dflash_model import __version__
 from dflash_model.errors import Cancelled, EvalError
+from flows.history import add_history_commands, home_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_rerun(commands)
     _add_describe(commands)
     _add_hosts(commands)
+    add_history_commands(commands, _add_home)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
     demo.add_argument(
         "--directory", type=Path, default=Path(".demo"), help="where the demo's hosts and results lie (default: .demo)"
@@ -109,6 +112,7 @@ def _add_run(commands: Any) -> None:
         metavar="D",
         help="relative difference that counts as equal (default: %(default)s)",
     )
+    _add_gate(run)
     _add_placement(run)
     run.add_argument("--shards", type=int, default=1, help="parts into which each replay is split (default: %(default)s)")
     run.add_argument(
@@ -181,6 +185,29 @@ def _add_describe(commands: Any) -> None:
     describe.set_defaults(run=_describe)
 
 
+def _add_gate(run: argparse.ArgumentParser) -> None:
+    gate = run.add_argument_group(
+        "gate", "rules that end the run as Regressed, with exit code 4; everything is published all the same"
+    )
+    gate.add_argument(
+        "--fail-if-worse",
+        type=float,
+        metavar="D",
+        help="a candidate is worse than the reference by more than this share of its tau",
+    )
+    gate.add_argument(
+        "--fail-if-worse-than-best", type=float, metavar="D", help="likewise against the best earlier checkpoint of its directory"
+    )
+    gate.add_argument("--min-tau", type=float, metavar="TAU", help="a candidate's pooled tau lies below")
+    gate.add_argument("--require-fidelity-pass", action="store_true", help="the fidelity gate says anything but PASS")
+    news = run.add_argument_group(
+        "news", "a Slack-compatible webhook; its address comes from $DFLASH_EVAL_WEBHOOK or a Secret block"
+    )
+    news.add_argument("--notify", choices=("always", "trouble", "never"), default="always", help="when (default: %(default)s)")
+    news.add_argument("--webhook-block", metavar="NAME", help="Prefect Secret block that holds the webhook's address")
+    news.add_argument("--report-link", metavar="URL", help="address under which HOME/runs is served, for the link in the message")
+
+
 def _add_rerun(commands: Any) -> None:
     rerun = commands.add_parser("rerun", help="run an earlier evaluation again; what is finished is not done again")
     rerun.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
@@ -236,14 +263,14 @@ def _int_list(text: str) -> list[int]:
 def _run(options: argparse.Namespace) -> int:
     from flows.running import parameters_from_options, run_or_plan
 
-    home = _home(options)
+    home = home_of(options)
     return run_or_plan(lambda: parameters_from_options(options, home), home, plan=options.plan)
 
 
 def _rerun(options: argparse.Namespace) -> int:
     from flows.running import parameters_of_run, run_or_plan
 
-    home = _home(options)
+    home = home_of(options)
     return run_or_plan(lambda: parameters_of_run(home, options), home, plan=options.plan)
 
 
@@ -262,31 +289,25 @@ def _demo(options: argparse.Namespace) -> int:
 def _hosts_check(options: argparse.Namespace) -> int:
     from flows.hosts import check
 
-    return check(options.hosts, home=_home(options))
+    return check(options.hosts, home=home_of(options))
 
 
 def _hosts_trust(options: argparse.Namespace) -> int:
     from flows.hosts import trust
 
-    return trust(options.hosts, options.name, home=_home(options), yes=options.yes)
+    return trust(options.hosts, options.name, home=home_of(options), yes=options.yes)
 
 
 def _serve(options: argparse.Namespace) -> int:
     from flows.serving import serve
 
-    return serve(options.parameters, home=_home(options), cron=options.cron, timezone=options.timezone, name=options.name)
+    return serve(options.parameters, home=home_of(options), cron=options.cron, timezone=options.timezone, name=options.name)
 
 
 def _ui(options: argparse.Namespace) -> int:
     from flows.serving import ui
 
-    return ui(home=_home(options), port=options.port)
-
-
-def _home(options: argparse.Namespace) -> Path:
-    from tasks.remote.site import default_home
-
-    return options.home.expanduser().resolve() if options.home else default_home()
+    return ui(home=home_of(options), port=options.port)
 
 
 def _say_error(error: EvalError) -> None:

@@ -46,12 +46,14 @@ class FlowBook:
     def __init__(self, place: RunPlace, *, redo: Collection[str] = ()) -> None:
         self.place = place
         self.account = Account(place)
+        self.found: list[RemoteDrafter] = []
         self._redo = set(redo)
 
     def discover(self, source: DrafterSource, host: str) -> RemoteDrafter:
         """Look for a drafter; only reads."""
         label = source.name or source.path.rpartition("/")[2]
         found = RemoteDrafter.from_json(discover_drafter(host, source.path, source.name, label, self.place.to_json()))
+        self.found.append(found)
         step = f", step {found.step}" if found.step is not None else ""
         tell(Event(what="note", stage=label, host=host, message=f"found {found.path}{step}, {found.size_bytes / 1e6:.1f} MB"))
         return found

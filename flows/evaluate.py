@@ -14,20 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.variables import Variable
 
 from dflash_model.digests import json_digest
-from dflash_model.errors import ArtifactLost, EvalError, InputError, SourceChanged
+from dflash_model.errors import ArtifactLost, EvalError, InputError, Regressed, SourceChanged
 from dflash_model.stages.registry import STAGES
 from dflash_model.storage import write_json
 from flows.doing import FlowBook
+from flows.ending import remember, tell_people
 from flows.parameters import EvaluateParameters
 from flows.pipeline import Outcome, evaluate_with
 from flows.server import OWN_SERVER
 from tasks.events import Event, tell
-from tasks.publish import publish
+from tasks.gate import hold_gate
+from tasks.publish import REPORT_FILE, publish
 from tasks.remote.inventory import RELAY
 from tasks.remote.processes import end_everything
 from tasks.remote.site import default_home
@@ -61,11 +65,24 @@ def _flow_run_name() -> str:
     return run_id or f"evaluate-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-@flow(name="evaluate", flow_run_name=_flow_run_name, task_runner=ThreadPoolTaskRunner(max_workers=8), persist_result=False)  # type: ignore[arg-type]
-def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
-    """Evaluate drafter checkpoints: relay, target side, replay, comparison, report. Finished work is not done again."""
+@flow(
+    name="evaluate",
+    flow_run_name=_flow_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=8),  # type: ignore[arg-type]
+    persist_result=False,
+    retries=0,
+    on_completion=[tell_people],
+    on_failure=[tell_people],
+    on_crashed=[tell_people],
+)
+def evaluate(parameters: EvaluateParameters) -> dict[str, Any] | State[Any]:
+    """Evaluate drafter checkpoints: relay, target side, replay, comparison, report, gate. Finished work is not done again.
+
+    A broken rule of the gate ends the run in the failed state Regressed, with everything published.
+    """
     started = time.time()
     place = place_of(parameters)
+    remember(flow_run.id, place.directory)
     write_json(place.directory / REQUEST_FILE, parameters.model_dump(mode="json") | {"run_id": place.run_id})
     parameters = parameters.model_copy(update={"placement": parameters.placement | placement_variable()})
     place.site().avoided.clear()
@@ -83,17 +100,23 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any]:
             end_everything()
         place.site().close()
     stages = [row.to_json() for row in book.account.rows]
+    sources = [{"host": found.host, "path": found.path} for found in book.found]
     run = {
         "run_id": place.run_id,
         "started_at": _iso(started),
         "finished_at": _iso(time.time()),
         "stages": stages,
+        "sources": sources,
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
         "ui_url": None if OWN_SERVER in os.environ else flow_run.ui_url,
         "parameters": parameters.model_dump(mode="json"),
     }
-    there = artifact_path(place.site().host(RELAY), comparison.key)
-    result = publish(place.run_id, str(there), run, place.to_json())
+    there = Path(artifact_path(place.site().host(RELAY), comparison.key))
+    gate = hold_gate(there, sources, parameters.gate.model_dump(), home=Path(place.home), run_id=place.run_id)
+    result = publish(place.run_id, str(there), run | {"gate": gate.to_json()}, place.to_json())
+    if gate.regressed:
+        error = Regressed(" ".join(gate.regressed), f"The report says where it was lost: {place.directory / REPORT_FILE}.")
+        return Failed(name="Regressed", message=error.problem, data=error)
     return {"run_id": place.run_id, "directory": str(place.directory), "stages": stages, "result": result}
 
 

@@ -81,6 +81,33 @@ class HiddenStates(Strict):
     )
 
 
+class Gate(Strict):
+    """When a night is red: the run then ends as Regressed, and the command line with code 4. A rule left out is off."""
+
+    worse_than_reference: float | None = Field(
+        default=None, ge=0, description="Red where a candidate is worse than the reference by more than this share of its tau."
+    )
+    worse_than_best: float | None = Field(
+        default=None,
+        ge=0,
+        description="Likewise against the best earlier checkpoint of the same training run, on the same ground.",
+    )
+    min_tau: float | None = Field(default=None, gt=0, description="Red where a candidate's pooled tau lies below.")
+    fidelity_pass: bool = Field(default=False, description="Red where the fidelity gate says anything but PASS.")
+
+
+class Notify(Strict):
+    """Whom to tell. The webhook's address is a secret: it comes from $DFLASH_EVAL_WEBHOOK or a Prefect Secret block."""
+
+    on: Literal["always", "trouble", "never"] = Field(
+        default="always", description="trouble: only when the run is red, failed or crashed. No webhook set: nobody is told."
+    )
+    secret_block: str | None = Field(default=None, description="Name of the Prefect Secret block with the webhook's address.")
+    link: str | None = Field(
+        default=None, description="Address under which the runs' directories are served; none: the report's path is named."
+    )
+
+
 class EvaluateParameters(Strict):
     """One evaluation: candidates against a reference drafter, on the same prompts, target and hidden states."""
 
@@ -105,6 +132,8 @@ class EvaluateParameters(Strict):
         default_factory=dict, description="Stage -> hosts to run it on, in order; a stage not named goes by roles."
     )
     failover: bool = Field(default=True, description="Go on with the next host when one is down.")
+    gate: Gate = Gate()
+    notify: Notify = Notify()
     redo_from: str | None = Field(default=None, description="Make this stage and all after it anew, whatever is there.")
     run_id: str | None = Field(default=None, description="Name of the run's directory; none: made from the time.")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from dflash_model.errors import Cancelled, EvalError, InputError
+from dflash_model.errors import Cancelled, EvalError, InputError, Regressed
 from flows.environment import hand_over, prepare, quiet_console
 from flows.server import prefect_server
 
@@ -68,13 +68,16 @@ def _run(parameters: EvaluateParameters) -> dict[str, Any]:
     console.print(f"Evaluation [bold]{place.run_id}[/bold]")
     try:
         with Terminal(console) as terminal, listening(terminal):
-            outcome: dict[str, Any] = evaluate(parameters)
+            outcome = evaluate(parameters)
     except EvalError as exc:
+        if isinstance(exc, Regressed):
+            print_outcome(console, place.directory)
         console.print(f"Log: {place.directory / 'logs'}", soft_wrap=True)
         raise exc.with_traceback(None) from None
     except KeyboardInterrupt:
         raise Cancelled("Interrupted; every stage program has ended.", f"`dflash-eval rerun {place.run_id}` goes on.") from None
-    _print_outcome(console, outcome)
+    assert isinstance(outcome, dict)
+    print_outcome(console, place.directory)
     return outcome
 
 
@@ -84,19 +87,23 @@ def _console() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=FILE_WIDTH)
 
 
-def _print_outcome(console: Console, outcome: dict[str, Any]) -> None:
+def print_outcome(console: Console, directory: Path) -> None:
+    """The table, the verdicts and the account of the finished run in `directory`."""
+    from dflash_model.evaluations import read_result, read_run
     from dflash_model.table import drafter_table
     from tasks.publish import REPORT_FILE, RESULT_FILE
 
-    result, directory = outcome["result"], Path(outcome["directory"])
+    result, run = read_result(directory), read_run(directory)
     console.print()
     console.print(drafter_table(result, width=console.width))
     for drafter in result["drafters"]:
         against = drafter.get("vs_reference")
         if against:
             console.print(f"[bold]{drafter['name']}[/bold]: {against['sentence']}", highlight=False, soft_wrap=True)
-    ran = sum(stage["state"] == "ran" for stage in outcome["stages"])
-    console.print(f"\nStages: {ran} ran, {len(outcome['stages']) - ran} Cached.{_moved(outcome['stages'])}", highlight=False)
+    for sentence in run["gate"]["not_applied"]:
+        console.print(f"Gate: {sentence}", highlight=False, soft_wrap=True)
+    ran = sum(stage["state"] == "ran" for stage in run["stages"])
+    console.print(f"\nStages: {ran} ran, {len(run['stages']) - ran} Cached.{_moved(run['stages'])}", highlight=False)
     console.print(f"Report: {directory / REPORT_FILE}", soft_wrap=True, highlight=False)
     console.print(f"Result: {directory / RESULT_FILE}", soft_wrap=True, highlight=False)
 
@@ -155,7 +162,7 @@ def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParame
 
 def parameters_from_options(options: argparse.Namespace, home: Path) -> EvaluateParameters:
     """The parameters that the options of `dflash-eval run` mean."""
-    from flows.parameters import BareConfig, EvaluateParameters, HiddenStates, References
+    from flows.parameters import BareConfig, EvaluateParameters, Gate, HiddenStates, Notify, References
 
     known = _host_names(options.hosts, home)
     return EvaluateParameters(
@@ -189,6 +196,13 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
         equal_within=options.equal_within,
         shards=options.shards,
         deadline_s=options.deadline,
+        gate=Gate(
+            worse_than_reference=options.fail_if_worse,
+            worse_than_best=options.fail_if_worse_than_best,
+            min_tau=options.min_tau,
+            fidelity_pass=options.require_fidelity_pass,
+        ),
+        notify=Notify(on=options.notify, secret_block=options.webhook_block, link=options.report_link),
     )
 
 

@@ -6,6 +6,7 @@ this run (times, hosts, what was cached) is run.json.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from dflash_model.errors import StorageError
+from dflash_model.history import evaluations
 from dflash_model.report import render_report
 from dflash_model.storage import read_json, write_file, write_json
 from dflash_model.table import drafter_markdown
 from tasks.settings import ALWAYS, RunPlace
 
+log = logging.getLogger(__name__)
 RESULT_FILE, RUN_FILE, REPORT_FILE = "result.json", "run.json", "report.html"
 
 
@@ -48,6 +52,11 @@ def publish(run_id: str, comparison: str, run: dict[str, Any], place: dict[str, 
     """Write the run's files and show the verdict in Prefect."""
     directory = RunPlace(**place).directory
     result = write_run(Path(comparison), run, directory)
+    try:
+        evaluations(Path(place["home"]))
+    except StorageError as exc:
+        # The index is a copy: the next look at the history enters this run.
+        log.warning("%s is not in the history yet: %s", run_id, exc.problem)
     text = f"{drafter_markdown(result)}\n\nReport: `{directory / REPORT_FILE}`\n"
     create_markdown_artifact(key="dflash-verdict", markdown=text, description=f"Verdict of {run_id}")
     create_table_artifact(key="dflash-stages", table=run["stages"], description=f"Stages of {run_id}")

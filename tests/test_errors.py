@@ -39,6 +39,7 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
         "CheckpointError": 2,
         "ConfigError": 2,
         "SourceChanged": 2,
+        "Regressed": 4,
         "NotEvaluable": 5,
         "Cancelled": 130,
     }

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dflash_model.gate import Best, GateRules, GateOutcome, compare_results, judge_gate
+from dflash_model.gate import Best, GateOutcome, GateRules, compare_results, judge_gate
 from tests.made_up_evaluations import checkpoint_records, made_up_evaluation, step_evaluation
 
 GREEN = GateOutcome(regressed=(), not_applied=())

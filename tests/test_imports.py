@@ -25,9 +25,15 @@ FLOWS_MAY = {
     "dflash_model.artifacts",
     "dflash_model.digests",
     "dflash_model.errors",
+    "dflash_model.evaluations",
+    "dflash_model.figures",
+    "dflash_model.gate",
+    "dflash_model.history",
+    "dflash_model.result",
     "dflash_model.stages.registry",
     "dflash_model.storage",
     "dflash_model.table",
+    "dflash_model.trend",
 }
 WITHOUT_TORCH = (
     "checkpoint/",
