@@ -277,7 +277,7 @@ def _rerun(options: argparse.Namespace) -> int:
 def _describe(options: argparse.Namespace) -> int:
     from flows import describe
 
-    return describe.run(options, home=_home(options))
+    return describe.run(options, home=home_of(options))
 
 
 def _demo(options: argparse.Namespace) -> int:
