@@ -189,7 +189,7 @@ def test_a_step_asks_no_device_for_a_value(base: Path, tmp_path: Path, kind: str
         forward = trainer.forward_workers()[0]
         batches = [trainer.plan.batch(step) for step in range(2)]
         trainer.train_step(forward(batches[0]))
-        with HostSyncs(host_scalars=counters_of(*trainer.optimizers._parts.values())) as syncs:
+        with HostSyncs(host_scalars=counters_of(*trainer.optimizers.parts.values())) as syncs:
             given = forward(batches[1])
             trainer.train_step(given)
         assert dict(syncs.counts) == {}

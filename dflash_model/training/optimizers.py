@@ -20,7 +20,7 @@ class Optimizers:
         self._parameters = dict(drafter.named_parameters())
         matrices = [p for name, p in self._parameters.items() if _by_muon(name, p)]
         others = [p for name, p in self._parameters.items() if not _by_muon(name, p)]
-        self._parts: dict[str, torch.optim.Optimizer] = {
+        self.parts: dict[str, torch.optim.Optimizer] = {
             "muon": Muon(matrices, lr=config.muon_lr),
             "adamw": torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
         }
@@ -34,7 +34,7 @@ class Optimizers:
         if self._config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._config.clip_norm)
         share = rate_share(number, self._steps, warmup=self._config.warmup_steps, final=self._config.final_share)
-        for name, optimizer in self._parts.items():
+        for name, optimizer in self.parts.items():
             for group in optimizer.param_groups:
                 group["lr"] = self._peaks[name] * share
             optimizer.step()
@@ -42,11 +42,11 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """{muon, adamw}."""
-        return {name: optimizer.state_dict() for name, optimizer in self._parts.items()}
+        return {name: optimizer.state_dict() for name, optimizer in self.parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Read `state_dict`'s value."""
-        for name, optimizer in self._parts.items():
+        for name, optimizer in self.parts.items():
             optimizer.load_state_dict(state[name])
 
 
