@@ -12,12 +12,12 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from dflash_model.drafter.backbone import Drafter, Group
 from dflash_model.drafter.masks import visible
-from dflash_model.drafter.spec import DrafterSpec, MaskPolicy
+from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
 from dflash_model.training import block_masks
 from dflash_model.training.block_masks import FLEX, SDPA, Layout, dense_mask, flex_mask, masks_of_step
 from dflash_model.training.forward import hidden_states
 from tests.naive_drafter import draft, may_see
-from tests.tiny_drafters import FULL, SPEC, random_drafter, with_masks
+from tests.tiny_drafters import DFLASH2, FULL, SPEC, random_drafter, with_masks
 
 POLICIES = {
     "full": FULL,
@@ -48,7 +48,8 @@ def inputs(spec: DrafterSpec) -> tuple[Tensor, Tensor, Tensor]:
 
 def trained(drafter: Drafter, where: Layout, backend: str = SDPA, states: Tensor | None = None) -> Tensor:
     given, tokens, embedding = inputs(drafter.spec)
-    return hidden_states(drafter, given if states is None else states, tokens, where, embedding=embedding, backend=backend)
+    tables = drafter.tables(embedding, embedding)
+    return hidden_states(drafter, given if states is None else states, tokens, where, tables=tables, backend=backend)
 
 
 def evaluated(drafter: Drafter) -> Tensor:
@@ -60,7 +61,8 @@ def evaluated(drafter: Drafter) -> Tensor:
         ids = torch.full((len(anchors), 5), drafter.spec.mask_token_id)
         ids[:, 0] = tokens[row, ANCHORS[row]]
         context = drafter.make_context(states[row], scratch_blocks=len(anchors))
-        outs.append(drafter(embedding[ids], [Group(context=context, anchors=anchors)]))
+        blocks = embedding[ids] * drafter.spec.input_embedding_scale
+        outs.append(drafter(blocks, [Group(context=context, anchors=anchors)]))
     return torch.stack(outs)
 
 
@@ -72,6 +74,19 @@ def furthest(a: Tensor, b: Tensor) -> float:
 def test_hidden_states_equal_the_evaluation_backbones(policy: MaskPolicy, tmp_path: Path) -> None:
     drafter, _ = random_drafter(tmp_path, with_masks(SPEC, policy, FULL))
     assert furthest(trained(drafter, layout()), evaluated(drafter)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [DFLASH2, replace(SPEC, input_embedding_scale=3.0), replace(SPEC, rope=Rope(theta=100.0, dims=4, interleaved=True))],
+    ids=["dflash2", "embedding scale", "interleaved partial rotation"],
+)
+def test_other_forms_equal_the_evaluation_backbone_too(spec: DrafterSpec, tmp_path: Path) -> None:
+    drafter, _ = random_drafter(tmp_path, spec)
+    out = trained(drafter, layout())
+    assert furthest(out, evaluated(drafter)) <= 1e-5
+    plain, _ = random_drafter(tmp_path, SPEC)
+    assert furthest(out, trained(plain, layout())) > 1e-3
 
 
 def test_a_shifted_drafter_keeps_slot_0(tmp_path: Path) -> None:

@@ -102,13 +102,13 @@ class Replica:
     ) -> None:
         """`head` [V, H] scores the outputs; the verifier's labels come from the tables' own."""
         self.drafter, self.tables, self._form, self._backend = drafter, tables, form, backend
-        self._head, self._past = head, context_past_anchor
-        self._embedding = tables.embed * tables.embedding_scale
+        self._past = context_past_anchor
+        self._draft_tables = drafter.tables(tables.embed, head)
 
     @property
     def device(self) -> torch.device:
         """Where it lies."""
-        return self._head.device
+        return self._draft_tables.head.device
 
     def gradients(self, given: StepInput) -> StepSums:
         """Add the gradient of the summed (not yet divided) loss to the drafter's."""
@@ -119,9 +119,8 @@ class Replica:
             block_size=spec.block_size,
             context_past_anchor=self._past,
         )
-        hidden = hidden_states(
-            self.drafter, given.states, given.token_ids, layout, embedding=self._embedding, backend=self._backend
-        )
+        tables = self._draft_tables
+        hidden = hidden_states(self.drafter, given.states, given.token_ids, layout, tables=tables, backend=self._backend)
         slots = slots_of(
             given.token_ids,
             given.supervised,
@@ -130,7 +129,7 @@ class Replica:
             drafted_tokens=spec.drafted_tokens,
             form=self._form,
         )
-        logits = (hidden @ self._head.T).float()
+        logits = tables.logits(hidden)
         verifier, wanted = None, slots.ids
         if self._form.labels != DATA:
             verifier = self._verifier_logits(given.final, slots.verifier_rows)

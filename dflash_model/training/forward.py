@@ -19,45 +19,42 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from dflash_model.drafter.backbone import Attention, Drafter, Layer
 from dflash_model.drafter.rotary import Rotation, rotate, rotation_table
+from dflash_model.drafter.tables import DraftTables
 from dflash_model.training.block_masks import FLEX, SDPA, Layout, masks_of_step
 
 Attend = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
 def hidden_states(
-    drafter: Drafter,
-    states: Tensor,
-    token_ids: Tensor,
-    layout: Layout,
-    *,
-    embedding: Tensor,
-    backend: str = SDPA,
+    drafter: Drafter, states: Tensor, token_ids: Tensor, layout: Layout, *, tables: DraftTables, backend: str = SDPA
 ) -> Tensor:
     """[B, A, D, H] ready for the head, of blocks at `layout`'s anchors.
 
-    `states` [B, N, T * H]: target states, taps in spec order. `token_ids` [B, N]: only the anchors' are used.
-    `embedding` [V, H]: rows as the drafter reads them. Output d speaks of the token at anchor + d + 1, for either shift.
+    `states` [B, N, T * H]: target states, taps in spec order. `token_ids` [B, N]: only the anchors' are used. Output d
+    speaks of the token at anchor + d + 1, for either shift.
     """
     spec = drafter.spec
     rows, length = token_ids.shape
     ctx = drafter.hidden_norm(drafter.fc(states.to(drafter.dtype))).flatten(0, 1)
-    ids = torch.full((*layout.anchors.shape, spec.block_size), spec.mask_token_id, device=token_ids.device)
-    ids[:, :, 0] = token_ids.gather(1, layout.anchors)
-    x = F.embedding(ids, embedding).to(drafter.dtype).flatten(0, 2)
-    positions = torch.arange(length, device=ids.device).repeat(rows)
-    slots = torch.arange(spec.block_size, device=ids.device)
+    x = tables.blocks(token_ids.gather(1, layout.anchors).flatten()).flatten(0, 1)
+    positions = torch.arange(length, device=token_ids.device).repeat(rows)
+    slots = torch.arange(spec.block_size, device=token_ids.device)
     block_positions = (layout.anchors[:, :, None] + slots).flatten()
     rotations = tuple(rotation_table(spec.rope, each, dtype=drafter.dtype) for each in (positions, block_positions))
     masks = masks_of_step(spec.layer_masks, layout, backend=backend)
     attend = _flex if backend == FLEX else _sdpa
     for layer in drafter.layers:
         assert isinstance(layer, Layer)
-        attention, mask = layer.self_attn, masks[layer.self_attn.policy]
-        x = layer.mix(
-            x, functools.partial(_attention, attention, ctx=ctx, rotations=rotations, mask=mask, rows=rows, attend=attend)
-        )
-    out: Tensor = drafter.norm(x).view(*ids.shape, spec.hidden_size)
+        x = layer.mix(x, _attention_of(layer.self_attn, ctx, rotations, masks[layer.self_attn.policy], rows, attend))
+    out: Tensor = drafter.norm(x).view(*layout.anchors.shape, spec.block_size, spec.hidden_size)
     return out[:, :, 1 - spec.shift :]
+
+
+def _attention_of(
+    attention: Attention, ctx: Tensor, rotations: tuple[Rotation, ...], mask: Any, rows: int, attend: Attend
+) -> Callable[[Tensor], Tensor]:
+    """What `Layer.mix` calls: block rows [R, H] over [their row's context | their row's blocks]."""
+    return lambda x: _attention(attention, x, ctx, rotations, mask, rows, attend)
 
 
 def _attention(
