@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dflash_model.drafter.selector import CandidateSelector
 from dflash_model.training.anchors import BLOCK_INSIDE, NEXT_SUPERVISED, Anchors, candidates, draw_anchors
-from dflash_model.training.losses import LossForm, Slots, reduce_losses, slot_losses, slots_of
+from dflash_model.training.losses import LossForm, Slots, in_reduced_vocabulary, reduce_losses, slot_losses, slots_of
+from dflash_model.training.selector_loss import selector_losses, slots_before
 from dflash_model.training.slot_metrics import metric_sums, metrics_from
 
 SUPERVISED = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1, 0]], dtype=torch.bool)
@@ -182,3 +184,34 @@ def test_loss_and_metrics_equal_a_naive_loop() -> None:
     assert float(total / divisor) == pytest.approx(loss / weights, rel=1e-5)
     sums = metric_sums(logits.argmax(-1), slots.ids, slots.supervised).tolist()
     assert sums == [*right, *seen, runs, blocks]
+
+
+def test_in_a_reduced_vocabulary_labels_become_rows_and_the_others_are_not_supervised() -> None:
+    """Tokens 1 and 4 are kept as rows 0 and 1 of five."""
+    slots = Slots(
+        ids=torch.tensor([[[4, 2, 1]]]),
+        supervised=torch.tensor([[[True, True, False]]]),
+        verifier_rows=torch.zeros(1, 1, 3, dtype=torch.long),
+    )
+    reduced = in_reduced_vocabulary(slots, torch.tensor([-2, 0, -2, -2, 1]))
+    assert reduced.supervised.tolist() == [[[True, False, False]]]
+    assert (int(reduced.ids[0, 0, 0]), int(reduced.ids[0, 0, 2])) == (1, 0)
+
+
+def test_the_selector_is_scored_among_the_heads_best_with_the_true_token_put_in() -> None:
+    """Hand-worked: edge(previous, c) = predecessor * 1 * successor; the candidates of the 2 best are 3 and 0."""
+    selector = CandidateSelector(2, vocab_size=4, rank=1)
+    with torch.no_grad():
+        selector.predecessor_codebook.copy_(torch.tensor([[1.0], [2.0], [0.0], [0.0]]))
+        selector.successor_codebook.copy_(torch.tensor([[1.0], [5.0], [0.0], [0.0]]))
+        selector.hidden_projection.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    hidden = torch.tensor([1.0, 7.0]).expand(1, 1, 2, 2)
+    logits = torch.tensor([2.0, 0.0, 1.0, 3.0]).expand(1, 1, 2, 4)
+    previous, wanted = torch.tensor([[[0, 1]]]), torch.tensor([[[3, 1]]])
+    found = selector_losses(selector, hidden, logits, previous, wanted, top_k=2)
+    first = math.log(math.exp(3.0) + math.exp(2.0 + 1.0)) - 3.0  # 3 against 0, whose edge is 1 * 1
+    second = math.log(math.exp(3.0) + math.exp(0.0 + 10.0)) - 10.0  # 1 is put in for 0, with the edge 2 * 5
+    assert found.losses[0, 0].tolist() == pytest.approx([first, second], rel=1e-4)
+    assert found.predicted[0, 0, 1].item() == 0, "unary 2 + edge 2 beats 3; token 1 was only put in for the loss"
+    before = slots_before(TOKENS, torch.tensor([[2, 8]]), drafted_tokens=3)
+    assert before.tolist() == [[[12, 13, 14], [18, 19, 19]]]

@@ -16,7 +16,7 @@ import yaml
 
 from dflash_model.checkpoint.extract import extract_weights
 from dflash_model.checkpoint.source import LocalFile
-from dflash_model.drafter.bare import spec_from_bare
+from dflash_model.drafter.bare import read_bare
 from dflash_model.drafter.loading import load_drafter
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.drafter.zlab import spec_from_zlab
@@ -140,6 +140,10 @@ def comparable(spec: DrafterSpec) -> DrafterSpec:
         {"layer_types": ["sliding_attention"], "sliding_window": 5, "is_causal": False},
         {"is_causal": True},
         {"sample_from_anchor": True},
+        {"rotary_dims": 8},
+        {"own_tables": True},
+        {"draft_vocab_size": 30},
+        {"family": "dflash2", "selector_rank": 4, "selector_top_k": 5},
     ],
     ids=str,
 )
@@ -153,12 +157,35 @@ def test_what_it_saves_is_read_back_as_the_drafter_that_was_trained(
     assert comparable(spec_from_zlab(written, shapes)) == comparable(trainer.spec)
     load_drafter(config.out / "drafters" / "step-000008" / "model.safetensors", trainer.spec)
     with LocalFile(raw) as source:
-        report = extract_weights(source, tmp_path / "extracted.safetensors")
-    bare = spec_from_bare(shapes_in(tmp_path / "extracted.safetensors"), saved_args=report.facts["args"], config=None)
+        report = extract_weights(source, tmp_path / "extracted.safetensors", keep_vocab="own_tables" in drafter)
+    reading = read_bare(shapes_in(tmp_path / "extracted.safetensors"), saved_args=report.facts["args"], config=None)
+    bare = reading.spec
     assert comparable(bare) == comparable(trainer.spec)
+    assert reading.warnings == ()
     assert report.facts["step"] == 8
     extracted = load_drafter(tmp_path / "extracted.safetensors", bare)
     assert same(extracted.state_dict(), trainer.drafter.state_dict())
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [{"own_tables": True}, {"draft_vocab_size": 30}, {"family": "dflash2", "selector_rank": 4, "selector_top_k": 5}],
+    ids=str,
+)
+@pytest.mark.parametrize("labels", ["data", "verifier"])
+def test_every_form_learns_without_touching_frozen_tables(
+    base: Path, tmp_path: Path, drafter: dict[str, object], labels: str
+) -> None:
+    config = replace(a_config(base, "x", drafter=drafter, loss={"labels": labels}), out=tmp_path)
+    trainer = Trainer(config)
+    before = {name: value.clone() for name, value in trainer.drafter.state_dict().items()}
+    forward = trainer.forward_workers()[0]
+    for step in range(2):
+        sums = trainer.train_step(forward(trainer.plan.batch(step)))
+        assert bool(torch.isfinite(sums.loss))
+    trainer.workers.close()
+    frozen = {name for name, value in trainer.drafter.state_dict().items() if torch.equal(value, before[name])}
+    assert frozen == {"embed_tokens.weight", "d2t"} & before.keys()
 
 
 LABELS_OF = {"noise_on_labels": "verifier_best", "soft_labels_shifted": "verifier"}

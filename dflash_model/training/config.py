@@ -33,6 +33,9 @@ class DrafterConfig:
     mask_token_id: int
     """Id that fills the unknown rows of a block."""
 
+    family: str = "dflash"
+    """"dflash", or "dflash2" with convolutions inside the block and a candidate selector."""
+
     block_size: int = 8
     """Rows of a block, the anchor's included."""
 
@@ -71,6 +74,24 @@ class DrafterConfig:
 
     sample_from_anchor: bool = False
     """True: the anchor's slot predicts too, and every label is shifted by one."""
+
+    own_tables: bool = False
+    """True: the checkpoint holds an embedding (the target's, frozen) and a head (trained from the target's)."""
+
+    draft_vocab_size: int | None = None
+    """Rows of a head over the most frequent tokens of the training answers; None: the target's vocabulary."""
+
+    conv_kernel_size: int = 2
+    """dflash2: taps of each convolution."""
+
+    conv_group_size: int = 16
+    """dflash2: channels that share a dynamic kernel."""
+
+    selector_rank: int = 16
+    """dflash2: width of the selector's codebooks."""
+
+    selector_top_k: int = 8
+    """dflash2: candidates among which the selector chooses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,6 +307,9 @@ def _check(config: TrainingConfig) -> None:
         (batch.sequences >= 1 and batch.anchors >= 1 and batch.noise >= 0, "batch", "sequences and anchors >= 1, noise >= 0"),
         (batch.anchor_rule in RULES, "batch.anchor_rule", f"one of {', '.join(RULES)}"),
         (bool(batch.lengths) and list(batch.lengths) == sorted(set(batch.lengths)), "batch.lengths", "distinct and ascending"),
+        (drafter.family in ("dflash", "dflash2"), "drafter.family", "dflash or dflash2"),
+        (drafter.draft_vocab_size is None or drafter.draft_vocab_size >= 2, "drafter.draft_vocab_size", "2 or more"),
+        (drafter.family == "dflash" or drafter.draft_vocab_size is None, "drafter.draft_vocab_size", "unset for dflash2"),
         (drafter.block_size >= 2 and drafter.num_layers >= 1, "drafter", "block_size >= 2 and num_layers >= 1"),
         (drafter.num_heads % drafter.num_kv_heads == 0, "drafter.num_heads", "a multiple of num_kv_heads"),
         (len(types_) == drafter.num_layers, "drafter.layer_types", "one entry per layer"),

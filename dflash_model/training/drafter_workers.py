@@ -20,7 +20,8 @@ from dflash_model.target.tables import Tables
 from dflash_model.training.anchors import Anchors
 from dflash_model.training.block_masks import Layout
 from dflash_model.training.forward import hidden_states
-from dflash_model.training.losses import DATA, LossForm, reduce_losses, slot_losses, slots_of
+from dflash_model.training.losses import DATA, LossForm, in_reduced_vocabulary, reduce_losses, slot_losses, slots_of
+from dflash_model.training.selector_loss import selector_losses, slots_before
 from dflash_model.training.slot_metrics import metric_sums
 
 
@@ -104,6 +105,8 @@ class Replica:
         self.drafter, self.tables, self._form, self._backend = drafter, tables, form, backend
         self._past = context_past_anchor
         self._draft_tables = drafter.tables(tables.embed, head)
+        vocabulary = torch.arange(len(tables.head), device=head.device)
+        self._row_of = None if self._draft_tables.target_ids is None else self._draft_tables.rows_of(vocabulary)
 
     @property
     def device(self) -> torch.device:
@@ -129,22 +132,31 @@ class Replica:
             drafted_tokens=spec.drafted_tokens,
             form=self._form,
         )
+        labels = slots if self._row_of is None else in_reduced_vocabulary(slots, self._row_of)
         logits = tables.logits(hidden)
-        verifier, wanted = None, slots.ids
+        verifier, wanted = None, labels.ids
         if self._form.labels != DATA:
             verifier = self._verifier_logits(given.final, slots.verifier_rows)
             wanted = verifier.argmax(dim=-1)
-        total, divisor = reduce_losses(slot_losses(logits, slots, self._form, verifier_logits=verifier), slots, self._form)
+        losses = slot_losses(logits, labels, self._form, verifier_logits=verifier)
+        predicted = logits.argmax(dim=-1)
+        selector = self.drafter.candidate_selector
+        if selector is not None:
+            previous = slots_before(given.token_ids, given.anchors, drafted_tokens=spec.drafted_tokens)
+            chosen = selector_losses(selector, hidden, logits, previous, wanted, top_k=spec.selector_top_k or 1)
+            losses, predicted = losses + chosen.losses, chosen.predicted
+        total, divisor = reduce_losses(losses, labels, self._form)
         torch.autograd.backward(total)
         with torch.no_grad():
-            sums = metric_sums(logits.argmax(dim=-1), wanted, slots.supervised)
+            sums = metric_sums(predicted, wanted, labels.supervised)
         return StepSums(loss=total.detach(), divisor=divisor, metrics=sums)
 
     def _verifier_logits(self, final: Tensor, rows: Tensor) -> Tensor:
         with torch.no_grad():
             flat = rows.flatten(1)[:, :, None].expand(-1, -1, final.shape[-1])
             logits = self.tables.logits(final.gather(1, flat).flatten(0, 1))
-        return logits.view(*rows.shape, -1)
+            kept = self._draft_tables.target_ids
+            return (logits if kept is None else logits[:, kept]).view(*rows.shape, -1)
 
 
 class DrafterWorkers:

@@ -1,4 +1,7 @@
-"""Drafters to be trained: the spec of a training config, seeded first weights, and the z-lab layout they are exported in."""
+"""Drafters to be trained: the spec of a training config, seeded first weights, and the z-lab layout they are exported in.
+
+Tables of a drafter's own begin as the target's; the embedding stays so, the head is trained (DeepSpec freezes both).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dflash_model.drafter.backbone import Drafter
+from dflash_model.drafter.convolution import BlockConvolution
 from dflash_model.drafter.policies import FULL, SLIDING
+from dflash_model.drafter.selector import CandidateSelector
 from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
 from dflash_model.storage import write_json
 from dflash_model.target.tables import Tables
@@ -25,8 +30,9 @@ INITIAL_STD = 0.02
 def spec_of(config: DrafterConfig, *, tables: Tables, num_target_layers: int) -> DrafterSpec:
     """The spec of the drafter that `config` describes, for this target."""
     kinds = layer_types(config)
+    two = config.family == "dflash2"
     return DrafterSpec(
-        family="dflash",
+        family=config.family,
         source_format="zlab",
         tap_indices=tuple(layer + 1 for layer in config.target_layer_ids),
         block_size=config.block_size,
@@ -42,6 +48,13 @@ def spec_of(config: DrafterConfig, *, tables: Tables, num_target_layers: int) ->
         attention_bias=False,
         vocab_size=int(tables.facts["vocab_rows"]),
         num_target_layers=num_target_layers,
+        owns_embedding=config.own_tables,
+        owns_head=config.own_tables or config.draft_vocab_size is not None,
+        draft_vocab_size=config.draft_vocab_size,
+        conv_kernel_size=config.conv_kernel_size if two else None,
+        conv_group_size=config.conv_group_size if two else None,
+        selector_rank=config.selector_rank if two else None,
+        selector_top_k=config.selector_top_k if two else None,
         rope=Rope(theta=config.rope_theta, dims=config.rotary_dims or config.head_dim),
         layer_masks=tuple(
             MaskPolicy(
@@ -58,8 +71,11 @@ def layer_types(config: DrafterConfig) -> tuple[str, ...]:
     return config.layer_types or (FULL,) * config.num_layers
 
 
-def make_drafter(spec: DrafterSpec, *, seed: int, name: str) -> Drafter:
-    """A drafter with seeded first weights: matrices normal with INITIAL_STD, norms 1."""
+def make_drafter(spec: DrafterSpec, tables: Tables, *, frequencies: Tensor, seed: int, name: str) -> Drafter:
+    """A drafter with seeded first weights: matrices normal with INITIAL_STD, norms 1, convolutions the identity.
+
+    `frequencies` [V]: how often each token stands in the training answers; a reduced vocabulary keeps the most frequent.
+    """
     drafter = Drafter(spec, name=name)
     generator = generator_of(seed, WEIGHTS, 0)
     with torch.no_grad():
@@ -68,7 +84,29 @@ def make_drafter(spec: DrafterSpec, *, seed: int, name: str) -> Drafter:
                 parameter.normal_(std=INITIAL_STD, generator=generator)
             else:
                 parameter.fill_(1.0)
+        for module in drafter.modules():
+            if isinstance(module, BlockConvolution):
+                module.base_kernel.zero_()[:, 0] = 1.0
+                module.kernel_projection.weight.zero_()
+            elif isinstance(module, CandidateSelector):
+                module.predecessor_codebook.normal_(generator=generator)
+                module.hidden_projection.weight.normal_(std=spec.hidden_size**-0.5, generator=generator)
+                module.successor_codebook.zero_()
+        _copy_tables(drafter, tables, frequencies)
     return drafter
+
+
+def _copy_tables(drafter: Drafter, tables: Tables, frequencies: Tensor) -> None:
+    kept = torch.arange(len(tables.head))
+    if drafter.spec.draft_vocab_size is not None:
+        kept = frequencies.topk(drafter.spec.draft_vocab_size).indices.sort().values
+        assert drafter.d2t is not None
+        drafter.d2t.copy_(kept - torch.arange(len(kept)))
+    if drafter.lm_head is not None:
+        drafter.lm_head.weight.copy_(tables.head[kept])
+    if drafter.embed_tokens is not None:
+        drafter.embed_tokens.weight.copy_(tables.embed)
+        drafter.embed_tokens.requires_grad_(False)
 
 
 def random_head(tables: Tables, *, seed: int) -> Tensor:
@@ -78,43 +116,9 @@ def random_head(tables: Tables, *, seed: int) -> Tensor:
     return head
 
 
-def zlab_config(config: DrafterConfig, spec: DrafterSpec) -> dict[str, Any]:
-    """The z-lab config.json of this drafter; `spec_from_zlab` reads the same spec back."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope.theta}
-    if spec.rope.dims != spec.head_dim:
-        rope["partial_rotary_factor"] = spec.rope.dims / spec.head_dim
-    values: dict[str, Any] = {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "rms_norm_eps": spec.rms_norm_eps,
-        "rope_parameters": rope,
-        "vocab_size": spec.vocab_size,
-        "num_target_layers": spec.num_target_layers,
-        "block_size": spec.block_size,
-        "layer_types": list(layer_types(config)),
-        "use_sliding_window": SLIDING in layer_types(config),
-        "sliding_window": config.sliding_window if SLIDING in layer_types(config) else None,
-        "tie_word_embeddings": False,
-        "dflash_config": {"mask_token_id": spec.mask_token_id, "target_layer_ids": list(config.target_layer_ids)},
-    }
-    if config.is_causal is not None:
-        values["is_causal"] = config.is_causal
-    if spec.shift:
-        values["dflash_config"]["sample_from_anchor"] = True
-    return values
-
-
 def export_zlab(directory: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, dtype: torch.dtype) -> None:
     """Write config.json and model.safetensors: the weights first, so that a directory with a config is whole."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in weights.items()}
+    tensors = {name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None) for name, tensor in weights.items()}
     write_tensors(directory / WEIGHTS_NAME, tensors, metadata={"format": "pt"})
     write_json(directory / CONFIG_NAME, dict(config) | {"dtype": str(dtype).removeprefix("torch.")})

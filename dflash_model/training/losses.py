@@ -8,7 +8,7 @@ Shapes: B rows, N positions, A anchors, D drafted tokens, V vocabulary, H hidden
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -100,6 +100,15 @@ def slots_of(
         keep = keep.long().cumprod(dim=-1).bool()
     ids = token_ids.gather(1, flat).view_as(positions)
     return Slots(ids=ids, supervised=keep, verifier_rows=row_at.clamp(max=length - 1))
+
+
+def in_reduced_vocabulary(slots: Slots, row_of: Tensor) -> Slots:
+    """`slots` with labels as rows of a reduced head; what it has no row for is not supervised.
+
+    `row_of` [V]: token -> row, negative where there is none.
+    """
+    rows = row_of[slots.ids]
+    return replace(slots, ids=rows.clamp(min=0), supervised=slots.supervised & (rows >= 0))
 
 
 def slot_weights(form: LossForm, drafted_tokens: int, *, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dflash_model.drafter.export import zlab_config
 from dflash_model.drafter.spec import MaskPolicy
 from dflash_model.errors import ConfigError, InputError, StageError
 from dflash_model.target.backbone import load_backbone
@@ -29,7 +30,7 @@ from dflash_model.training.batches import ANCHORS, NOISE, Batch, BatchPlan, gene
 from dflash_model.training.checkpoints import checkpoint_path, load_checkpoint, newest_checkpoint, save_checkpoint
 from dflash_model.training.config import TrainingConfig
 from dflash_model.training.drafter_workers import DrafterWorkers, Replica, StepInput, StepSums, copy_to
-from dflash_model.training.drafters import export_zlab, make_drafter, random_head, spec_of, zlab_config
+from dflash_model.training.drafters import export_zlab, make_drafter, random_head, spec_of
 from dflash_model.training.optimizers import Optimizers
 from dflash_model.training.pipeline import DRAFTER, PREFETCH, TARGET, Pipeline
 from dflash_model.training.sampling import Sampled, Sampler
@@ -77,15 +78,19 @@ class Trainer:
         depth = self._backbones[0].num_layers
         self.spec = spec_of(config.drafter, tables=self.tables, num_target_layers=depth)
         _check_ids(config, depth, int(self.tables.facts["vocab_rows"]))
+        references = read_references(config.data)
         self.plan = BatchPlan(
-            read_references(config.data),
+            references,
             lengths=config.batch.lengths,
             sequences=config.batch.sequences,
             seed=config.seed,
             pad_id=0,
         )
         trained = replace(self.spec, layer_masks=_causal(self.spec.layer_masks)) if config.made_fault.causal_block else self.spec
-        self.drafter = make_drafter(trained, seed=config.seed, name=str(config.out)).to(config.pipeline.drafter_devices[0])
+        answers = torch.tensor([token for reference in references for token in reference.completion_ids])
+        frequencies = answers.bincount(minlength=len(self.tables.head))
+        made = make_drafter(trained, self.tables, frequencies=frequencies, seed=config.seed, name=str(config.out))
+        self.drafter = made.to(config.pipeline.drafter_devices[0])
         self.optimizers = Optimizers(self.drafter, config.optimizer, steps=config.steps)
         self.first_step = self._load(newest) if newest is not None else 0
         self.workers = DrafterWorkers([self._replica(index) for index in range(len(config.pipeline.drafter_devices))])
@@ -189,18 +194,16 @@ class Trainer:
 
     def save(self, step: int) -> Path:
         """Write the z-lab layout, then the raw training file, after `step` finished steps; returns the latter."""
-        layout = zlab_config(self.config.drafter, self.spec)
+        layout = zlab_config(self.spec)
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[self.config.save_dtype]
         export_zlab(self._export_dir(step), layout, self.drafter.state_dict(), dtype=dtype)
-        stated = {key: layout[key] for key in _STATED} | layout["dflash_config"]
-        stated |= {"rope_theta": self.spec.rope.theta} | ({"is_causal": layout["is_causal"]} if "is_causal" in layout else {})
         path = checkpoint_path(self.config.out, step)
         save_checkpoint(
             path,
             model=self.drafter.state_dict(),
             optimizer=self.optimizers.state_dict(),
             step=step,
-            args=stated | {"seed": self.config.seed, "training": self.config.what_decides_weights()},
+            args=layout | {"seed": self.config.seed, "training": self.config.what_decides_weights()},
         )
         log.info("%s: saved %s", self.config.out, path.name)
         return path
@@ -224,10 +227,6 @@ class Trainer:
             file.write(json.dumps(line) + "\n")
         if on_sample:
             on_sample(line)
-
-
-_STATED = ("block_size", "rms_norm_eps", "layer_types", "use_sliding_window", "sliding_window", "num_target_layers", "vocab_size")
-"""Keys of the z-lab config that the training file's args repeat, so that it can be evaluated without one."""
 
 
 class _Serial:
