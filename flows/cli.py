@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say_error(Cancelled("Interrupted.", "Run the same command again; finished work is kept."))
         return Cancelled.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what is still buffered must not be an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:

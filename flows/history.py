@@ -199,10 +199,10 @@ def _compare(options: argparse.Namespace) -> int:
     results = read_result(left), read_result(right)
     names = [request_totals(result, drafter)[0] for result, drafter in zip(results, (ours, theirs), strict=True)]
     differences = Ground.of(results[0]).differences(Ground.of(results[1]))
-    if any(words.startswith(("another", "other")) for words in differences):
+    if any(not words.startswith("fidelity") for words in differences):
         raise InputError(
             f"{left.name} and {right.name} cannot be compared: {right.name} has {', '.join(differences)}.",
-            "Evaluate both on the same target, prompts and references.",
+            "Evaluate both on the same target, prompts and references, with the same tail rule.",
         )
     compared = compare_results(results[0], names[0], results[1], names[1])
     if options.json:
