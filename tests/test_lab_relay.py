@@ -178,7 +178,7 @@ def kill_sessions(bench: Bench, name: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("connections", [1, 3])
+@pytest.mark.parametrize("connections", [1, 2])
 @pytest.mark.parametrize("victim", ["train", "eval"])
 def test_a_killed_sshd_costs_a_break_and_the_file_is_the_same(bench: Bench, victim: str, connections: int) -> None:
     tensors = big(16)
@@ -260,6 +260,8 @@ def test_a_byte_flipped_in_the_part_is_caught(bench: Bench) -> None:
     drafter = bench.put(state(big(6)))
 
     def flip() -> None:
+        # What has been handed over is not all on the disk yet.
+        assert soon(lambda: sum(part.stat().st_size for part in bench.disk("eval").rglob("*.part")) > 200_000)
         (part,) = bench.disk("eval").rglob("*.part")
         with part.open("r+b") as file:
             file.seek(100_000)

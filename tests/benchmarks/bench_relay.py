@@ -96,7 +96,9 @@ def child(what: str, hosts_file: str, home: str, path: str, cast: str) -> dict[s
         evaluator.write_blocks(evaluator.work_dir / "file", hashed(train.read_blocks(PurePosixPath(path)), figures))
     figures |= {"wall_s": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
     assert "torch" not in sys.modules
-    return figures | {"rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    # Not ru_maxrss, which still knows of the process that this one was forked from.
+    status = Path("/proc/self/status").read_text()
+    return figures | {"rss_mb": int(status.partition("VmHWM:")[2].split()[0]) / 1024}
 
 
 def hashed(blocks: Any, figures: dict[str, Any]) -> Any:
