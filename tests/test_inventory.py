@@ -54,6 +54,15 @@ def test_a_host_over_ssh_keeps_its_own_paths_and_the_relay_s_start_at_the_file(t
     assert inventory.entry("c").ssh is None
 
 
+def test_how_fast_and_over_how_many_connections_files_move(tmp_path: Path) -> None:
+    text = (
+        "hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], connections: 4, max_mb_per_s: 12.5}\n"
+        "  b: {via: ssh, work_dir: /b, roles: [train]}\n"
+    )
+    found = [entry.ssh for entry in read_inventory(write(tmp_path, text), home=tmp_path).hosts if entry.ssh is not None]
+    assert [(access.connections, access.max_mb_per_s) for access in found] == [(4, 12.5), (1, None)]
+
+
 def test_gpus_keep_their_order_and_are_optional(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -103,6 +112,11 @@ def test_gpus_keep_their_order_and_are_optional(tmp_path: Path) -> None:
         ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: true}", "`min_gpu_memory_gib` is True"),
         ("hosts:\n  a: {work_dir: a, gpus: [0], min_gpu_memory_gib: 20G}", "`min_gpu_memory_gib` is '20G'"),
         ("hosts:\n  a: {work_dir: a, min_gpu_memory_gib: 20}", "`min_gpu_memory_gib` without `gpus`"),
+        ("hosts:\n  a: {work_dir: a, max_mb_per_s: 5}", "`max_mb_per_s` is for hosts that SSH reaches"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], max_mb_per_s: 0}", "`max_mb_per_s` is 0"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], max_mb_per_s: .nan}", "`max_mb_per_s` is nan"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], connections: 0}", "`connections` is 0"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, roles: [train], connections: 9}", "`connections` is 9"),
     ],
 )
 def test_each_mistake_gets_its_sentence(tmp_path: Path, text: str, sentence: str) -> None:
