@@ -140,6 +140,15 @@ def _add_hidden_states(run: argparse.ArgumentParser) -> None:
         "--extraction-batch", type=int, default=1, metavar="N", help="sequences in one padded forward (default: %(default)s)"
     )
     states.add_argument(
+        "--states-from",
+        metavar="ENGINE:DIR",
+        help="take them from vLLM's extract_hidden_states files (vllm:DIR) or SGLang's saved /generate answers (sglang:DIR) on "
+        "the host that runs the stage; accepted once one prompt, computed there, agrees layer by layer",
+    )
+    states.add_argument(
+        "--engine-layer-ids", type=_int_list, metavar="I,J,..", help="as the engine was given them; with the last layer's"
+    )
+    states.add_argument(
         "--fidelity",
         action="append",
         type=_named_number,

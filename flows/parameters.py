@@ -65,6 +65,16 @@ class References(Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
+class EngineStates(Strict):
+    """States that a serving engine made, as files on the host that runs the stage; one prompt is computed again and compared."""
+
+    engine: Literal["vllm", "sglang"]
+    path: str = Field(description="Directory with vLLM's extract_hidden_states files, or SGLang's /generate answers as .json.")
+    layer_ids: list[int] = Field(
+        min_length=1, description="As the engine was given them, in that order; vLLM's id is z-lab's + 1. Include the last layer."
+    )
+
+
 class HiddenStates(Strict):
     """How the target's hidden states are computed. `extraction` and `max_gpu_memory_gib` change no bit of them."""
 
@@ -76,6 +86,7 @@ class HiddenStates(Strict):
         default=None, gt=0, description="Take no more of a GPU's memory; none: what is free."
     )
     batch: int = Field(default=1, ge=1, le=64, description="Sequences in one right-padded forward; may change last bits.")
+    engine: EngineStates | None = Field(default=None, description="Take them from an engine's files instead.")
     thresholds: dict[str, float] = Field(
         default_factory=dict, description="Lines of the fidelity gate that are moved: name -> value."
     )

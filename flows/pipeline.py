@@ -224,15 +224,26 @@ def _ground(
         local=local,
     )
     checkpoints = [drafter.checkpoint for drafter in drafters]
+    states_hosts, engine = _engine_states(book, parameters, hosts("hidden-states"))
     states = book.stage(
         "hidden-states",
-        hosts=hosts("hidden-states"),
+        hosts=states_hosts,
         label="hidden states",
         inputs={"target": target, "references": references.made(), "tables": tables.made()},
-        parameters=_states_parameters(parameters, checkpoints) if all(checkpoints) else None,
+        parameters=_states_parameters(parameters, checkpoints) | engine if all(checkpoints) else None,
         local=local | parameters.hidden_states.model_dump(include={"extraction", "max_gpu_memory_gib"}, exclude_none=True),
     )
     return Ground(prompts=prompts, target=target, tables=tables.made(), references=references.made(), states=states.made())
+
+
+def _engine_states(book: Book, parameters: EvaluateParameters, hosts: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Where the hidden states are made, and an engine's files as a parameter; they lie on one host, so it must be that one."""
+    engine = parameters.hidden_states.engine
+    if engine is None:
+        return tuple(hosts), {}
+    host = book.place.site().first_usable(hosts[:1], what="hidden-states")
+    listing = book.place.site().listing(host, engine.path)
+    return (host,), {"engine": engine.model_dump() | {"listing": listing}}
 
 
 def _states_parameters(parameters: EvaluateParameters, checkpoints: Sequence[Outcome | None]) -> dict[str, Any]:

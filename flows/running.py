@@ -17,7 +17,7 @@ from flows.environment import hand_over, prepare, quiet_console
 from flows.server import prefect_server
 
 if TYPE_CHECKING:
-    from flows.parameters import EvaluateParameters
+    from flows.parameters import EngineStates, EvaluateParameters
     from flows.plan import PlanRow
 
 
@@ -160,6 +160,18 @@ def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParame
     return EvaluateParameters.model_validate(data | changes | {"placement": data["placement"] | dict(options.place)})
 
 
+def _engine(options: argparse.Namespace) -> EngineStates | None:
+    """Where `--states-from` and `--engine-layer-ids` say that the states lie. Raises InputError for one without the other."""
+    from flows.parameters import EngineStates
+
+    if (options.states_from is None) != (options.engine_layer_ids is None):
+        raise InputError("--states-from and --engine-layer-ids belong together.", "Give both, or neither.")
+    if options.states_from is None:
+        return None
+    engine, _, path = options.states_from.partition(":")
+    return EngineStates(engine=engine, path=path, layer_ids=options.engine_layer_ids)
+
+
 def parameters_from_options(options: argparse.Namespace, home: Path) -> EvaluateParameters:
     """The parameters that the options of `dflash-eval run` mean."""
     from flows.parameters import BareConfig, EvaluateParameters, Gate, HiddenStates, Notify, References
@@ -177,6 +189,7 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
             extraction=options.extraction,
             max_gpu_memory_gib=options.max_gpu_memory,
             batch=options.extraction_batch,
+            engine=_engine(options),
             thresholds=dict(options.fidelity),
         ),
         bare=BareConfig(

@@ -144,3 +144,27 @@ def test_the_report_is_json_without_per_token_lists() -> None:
     assert (data["verdict"], data["n"], data["samples"][0]["sample_id"], data["checks"][0]["passed"]) == (PASS, 1000, "a", True)
     assert "deltas_nats" not in data["samples"][0]
     assert data["thresholds"]["pass_agree"] == 0.97
+
+
+def test_samples_that_the_gate_could_not_look_at_are_counted() -> None:
+    report = judge([_sample(), _sample(0, max_gap_nats=None, sample_id="b")], thresholds=THRESHOLDS)
+    assert report.verdict == WARN
+    assert report.reasons == ("The gate could not look at 1 of 2 samples: the engine did not deliver the last layer.",)
+
+
+def test_kernels_are_blamed_where_nothing_else_explains_it() -> None:
+    backend = {"kernels": {"chunk": "torch"}, "dtype": "float32"}
+    report = judge([_suspect(rows_shifted_later=(30, 300.0))], thresholds=THRESHOLDS, backend=backend)
+    assert [cause.name for cause in report.causes] == ["linear_attention_kernels", UNEXPLAINED]
+    assert "chunk by torch" in report.causes[0].sentence
+    explained = judge([_suspect(rows_shifted_later=(99, 1.0))], thresholds=THRESHOLDS, backend=backend)
+    assert [cause.name for cause in explained.causes] == ["rows_shifted_later"]
+
+
+def test_an_explanation_counts_on_the_samples_that_tried_it() -> None:
+    tried = _suspect(other_prompt_template=(99, 1.0))
+    report = judge(
+        [tried, replace(tried, alternatives={"rows_shifted_later": Alternative(agreeing=20, delta_sum_nats=9e9)})],
+        thresholds=THRESHOLDS,
+    )
+    assert [(cause.name, cause.agree) for cause in report.causes] == [("other_prompt_template", 0.99)]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dflash_model.artifacts import Manifest
-from dflash_model.errors import ConfigError, NotEvaluable
+from dflash_model.errors import ConfigError, InputError, NotEvaluable
 from dflash_model.stages import hidden_states, identify_target, target_tables
 from dflash_model.stages.protocol import Context, Request
 from dflash_model.storage import artifacts_dir, find_artifact, read_json, writing_artifact
@@ -223,3 +224,95 @@ def test_completions_from_another_template_are_named(bench: Bench, target: OpenT
         bench.states("bad")
     assert "made from another rendering of the prompt" in caught.value.fix
     assert any(line.startswith("possible cause: other_prompt_template") for line in bench.said)
+
+
+def _engine_files(
+    directory: Path, target: OpenTarget, references: Sequence[Reference], taps: Sequence[int], *, change: Any = None
+) -> Path:
+    """A vLLM file a sample, in bfloat16, as if the engine had been started with `taps` as layer ids."""
+    directory.mkdir()
+    for number, reference in enumerate(references):
+        states = extract(target.backbone, reference.token_ids, taps)
+        stacked = torch.stack([states.taps[tap] for tap in taps], dim=1)
+        if change:
+            stacked = change(stacked)
+        tensors = {"hidden_states": stacked.to(torch.bfloat16), "token_ids": torch.tensor(reference.token_ids)}
+        save_file(tensors, directory / f"cmpl-{number}.safetensors")
+    return directory
+
+
+def _engine(directory: Path, ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "engine": "vllm",
+        "path": str(directory),
+        "layer_ids": list(ids),
+        "listing": sorted(p.name for p in directory.iterdir()),
+    }
+
+
+def test_an_engines_states_cost_one_forward_and_are_kept_apart(
+    bench: Bench, target: OpenTarget, references: list[Reference]
+) -> None:
+    files = _engine_files(bench.work_dir / "engine", target, references, [2, 5, 8])
+    manifest = bench.states("engine", engine=_engine(files, [2, 5, 8]))
+    assert manifest.made_by["forwards"] == 1
+    assert manifest.facts["backend"]["engine"] == "vllm"
+    assert (manifest.facts["fidelity"]["verdict"], manifest.facts["fidelity"]["n"]) == ("PASS", 4 * 52)
+    checks = read_json(artifacts_dir(bench.work_dir) / "engine" / "fidelity.json")["checks"]
+    assert [check["name"] for check in checks if check["name"].startswith("engine")] == ["engine states equal ours"]
+    wanted = extract(target.backbone, references[0].token_ids, TAPS)
+    rows = torch.cat([wanted.taps[tap] for tap in TAPS], dim=1).to(torch.bfloat16)
+    assert torch.equal(bench.rows(manifest, references[0].sample_id), rows)
+    assert bench.states("engine-again", taps=[5], engine=_engine(files, [2, 5, 8])).made_by["forwards"] == 0
+    own = bench.states("own")
+    assert own.made_by["forwards"] == len(SAMPLES)
+    assert not set(own.parts) & set(manifest.parts)
+
+
+def test_without_the_last_layer_the_gate_says_how_little_it_saw(
+    bench: Bench, target: OpenTarget, references: list[Reference]
+) -> None:
+    files = _engine_files(bench.work_dir / "engine", target, references, TAPS)
+    fidelity = bench.states("engine", engine=_engine(files, TAPS)).facts["fidelity"]
+    assert fidelity["verdict"] == "WARN"
+    assert "the engine did not deliver the last layer" in fidelity["reasons"][0]
+
+
+def test_an_engines_wrong_states_are_refused_and_nothing_is_kept(
+    bench: Bench, target: OpenTarget, references: list[Reference]
+) -> None:
+    noise = torch.Generator().manual_seed(0)
+
+    def noisy(states: torch.Tensor) -> torch.Tensor:
+        states[:, 0] += 0.1 * states[:, 0].std() * torch.randn(states[:, 0].shape, generator=noise)
+        return states
+
+    files = _engine_files(bench.work_dir / "noisy", target, references, [2, 5, 8], change=noisy)
+    with pytest.raises(NotEvaluable, match=r"tap 2 is 0.*away") as caught:
+        bench.states("bad", engine=_engine(files, [2, 5, 8]))
+    assert "taps [2] are like none of ours" in caught.value.fix
+    # z-lab ids given to an engine that counts from the embedding: said before anything runs, or found by comparing.
+    files = _engine_files(bench.work_dir / "low", target, references, [1, 4, 8])
+    with pytest.raises(InputError, match="one lower each"):
+        bench.states("bad", engine=_engine(files, [1, 4, 8]))
+    with pytest.raises(NotEvaluable) as caught:
+        bench.states("bad", engine=_engine(files, [2, 5, 8]))
+    assert "the engine gave taps [1, 4, 8], not [2, 5, 8]" in caught.value.fix
+    assert bench.parts() == set()
+
+
+def test_an_engines_swapped_samples_are_named_by_the_gate(bench: Bench, target: OpenTarget, references: list[Reference]) -> None:
+    """Files of the right tokens with a neighbour's rows: the one prompt that is compared may be right, the gate sees all."""
+    files = _engine_files(bench.work_dir / "engine", target, references, [2, 5, 8])
+    by_length = sorted(references, key=lambda reference: len(reference.token_ids))
+    longer, victim = by_length[-1], by_length[-2]
+    states = extract(target.backbone, longer.token_ids, [2, 5, 8])
+    stacked = torch.stack(list(states.taps.values()), dim=1)[: len(victim.token_ids)]
+    number = references.index(victim)
+    tensors = {"hidden_states": stacked.to(torch.bfloat16).contiguous(), "token_ids": torch.tensor(victim.token_ids)}
+    save_file(tensors, files / f"cmpl-{number}.safetensors")
+    with pytest.raises(NotEvaluable) as caught:
+        bench.states("bad", engine=_engine(files, [2, 5, 8]))
+    assert "Computed here once more, the same tokens agree" in caught.value.fix
+    assert "rendering" not in caught.value.fix
+    assert not any("other_prompt_template" in line for line in bench.said)

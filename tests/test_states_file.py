@@ -154,3 +154,14 @@ def test_a_tap_that_is_nowhere_is_named_with_what_there_is() -> None:
 def test_files_that_do_not_belong_together_are_not_joined(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         select_taps([_states((2,)), _states((3,), **changes)], [2, 3])
+
+
+@pytest.mark.parity
+def test_speculators_own_reader_takes_our_file(tmp_path: Path) -> None:
+    """hs-connectors reads cached samples as hs_<index>.safetensors; its check wants these tokens, as many rows, all finite."""
+    transfer = pytest.importorskip("hs_connectors.transfer")
+    write_states(tmp_path / "hs_3.safetensors", _states())
+    read = transfer.FileTransfer(tmp_path).get_cached(3)
+    assert read["token_ids"].tolist() == [4, 8, 2]
+    assert torch.equal(read["hidden_states"], _states().hidden_states)
+    assert transfer.FileTransfer(tmp_path).get_cached(4) is None

@@ -18,14 +18,16 @@ import torch
 from dflash_model.artifacts import Manifest
 from dflash_model.digests import json_digest
 from dflash_model.errors import NotEvaluable
+from dflash_model.stages.engine_import import EngineImport
 from dflash_model.stages.protocol import Context
 from dflash_model.stages.sample_states import SampleStore, kept_checks, kept_fidelity
 from dflash_model.stages.target_directory import target_directory
 from dflash_model.storage import write_json
 from dflash_model.target.backbone import skeleton
 from dflash_model.target.extraction import OpenTarget, open_target
-from dflash_model.target.fidelity import SampleFidelity, Thresholds, assess, measure
+from dflash_model.target.fidelity import SampleFidelity, Thresholds, assess, measure, not_delivered
 from dflash_model.target.fidelity_report import FAIL, KERNELS, UNEXPLAINED, FidelityReport, judge, require_faithful
+from dflash_model.target.hidden_states import CapturedStates
 from dflash_model.target.kernels import backend_digest, describe_backend
 from dflash_model.target.layer_checks import CHECK_TOKENS, LayerCheck, check_layers
 from dflash_model.target.prompts import load_tokenizer
@@ -74,6 +76,7 @@ class _Work:
         self._weights = context.input_manifest("target").facts["weights_digest"]
         self._target: OpenTarget | None = None
         self._checks: tuple[LayerCheck, ...] = ()
+        self._engine: dict[str, Any] | None = context.parameters.get("engine")
         self.thresholds = Thresholds.from_json(context.parameters.get("thresholds") or {})
 
     @cached_property
@@ -91,7 +94,8 @@ class _Work:
 
     @cached_property
     def _store(self) -> SampleStore:
-        maker = json_digest([backend_digest(self._backend), self._batch > 1])
+        own = [backend_digest(self._backend), self._batch > 1]
+        maker = json_digest(own if self._engine is None else ["engine", self._engine])
         return SampleStore(work_dir=self._context.request.work_dir, weights_digest=self._weights, maker=maker)
 
     @cached_property
@@ -129,21 +133,36 @@ class _Work:
         return found
 
     def _made(self, references: Sequence[Reference], taps: Sequence[int]) -> Iterator[tuple[Reference, Manifest]]:
+        if self._engine is not None:
+            yield from self._imported(references, taps)
+            return
         target = self._opened()
         sequences = [reference.token_ids for reference in references]
         for reference, captured in zip(references, target.extract(sequences, taps, batch=self._batch), strict=True):
-            fidelity = measure(
-                captured.final,
-                reference.token_ids,
-                reference=reference,
-                tables=self._tables,
-                thresholds=self.thresholds,
-                others=self._by_id,
-            )
-            yield (
-                reference,
-                self._store.write(reference, captured, fidelity=fidelity, backend=self._backend, checks=self._checks),
-            )
+            measured = self._measured(captured, reference)
+            part = self._store.write(reference, captured, fidelity=measured, backend=self._backend, checks=self._checks)
+            yield reference, part
+
+    def _imported(self, references: Sequence[Reference], taps: Sequence[int]) -> Iterator[tuple[Reference, Manifest]]:
+        """An engine's states, after one sample of them was computed here and agrees layer by layer."""
+        source = EngineImport(self._engine or {}, self._opened(), taps=taps)
+        compared = source.check(references, self.thresholds)
+        self._context.milestone(f"{compared.name}: {compared.detail}")
+        self._checks = (*(check for check in self._checks if check.name != compared.name), compared)
+        for reference, (captured, judged) in zip(references, source.captured(references, taps), strict=True):
+            measured = self._measured(captured, reference) if judged else not_delivered(reference)
+            part = self._store.write(reference, captured, fidelity=measured, backend=source.backend(), checks=self._checks)
+            yield reference, part
+
+    def _measured(self, captured: CapturedStates, reference: Reference) -> SampleFidelity:
+        return measure(
+            captured.final,
+            reference.token_ids,
+            reference=reference,
+            tables=self._tables,
+            thresholds=self.thresholds,
+            others=self._by_id,
+        )
 
     def _opened(self) -> OpenTarget:
         if self._target is None:

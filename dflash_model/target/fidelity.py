@@ -78,6 +78,13 @@ class Thresholds:
     check_l2_bfloat16: float = 2e-2
     """... and in bfloat16: correct paths were up to 1.6e-2 apart, a dropped recurrent state is several times that."""
 
+    engine_l2_float32: float = 1e-3
+    """An engine's layer is another one above this relative L2 distance to ours, where both are float32."""
+
+    engine_l2_bfloat16: float = 5e-2
+    """... and where one is bfloat16: rounding alone puts correct paths up to 1.7e-2 apart over 8 layers and grows with depth;
+    noise of a tenth of a layer's size is 1e-1, and neighbouring layers are farther still."""
+
     @classmethod
     def from_json(cls, changes: Mapping[str, Any]) -> Thresholds:
         """The default lines with some of them moved. Raises ConfigError for an unknown one or a value that is no number."""
@@ -196,6 +203,11 @@ def measure(
     suspect = is_suspect(sample, thresholds)
     alternatives = try_misplacements(final, reference, tables=tables, normed=normed) if suspect else {}
     return replace(sample, alternatives=alternatives, resembles=owner)
+
+
+def not_delivered(reference: Reference) -> SampleFidelity:
+    """A sample whose last layer nobody has: nothing was measured."""
+    return SampleFidelity(sample_id=reference.sample_id, n=0)
 
 
 def assess(sample: SampleFidelity, reference: Reference, thresholds: Thresholds) -> SampleFidelity:

@@ -30,6 +30,10 @@ SENTENCES = {
     ),
     misplacements.NORM_OMITTED: "The rows are said to have passed the final norm, but they are raw: the norm was omitted.",
     misplacements.TEMPLATE: "The completions were made from another rendering of the prompt (chat template, thinking mode, BOS).",
+    misplacements.COMPUTED_AGAIN: (
+        "Computed here once more, the same tokens agree: the rows are of other tokens (an engine that mixed up requests, or "
+        "lost a state once)."
+    ),
     misplacements.NORM_FORM: "The final norm was applied in the other form (w for 1 + w, or the reverse).",
     fidelity.TOKENS: "The states are of an older reference or another prompt set.",
     fidelity.ROWS: "Rows were cut or added: prefix caching, a truncating server, or another sample's states.",
@@ -133,6 +137,7 @@ def judge(
         *_delta_failures(delta_median, thresholds),
     ]
     warnings = [
+        *_unseen_warnings(samples),
         *_pooled_warnings(n, agree, hard_rate, thresholds),
         *_delta_warnings(delta_median, delta_p99, thresholds),
         *_backend_warnings(backend),
@@ -181,6 +186,12 @@ def _sample_failures(samples: Sequence[SampleFidelity], thresholds: Thresholds) 
             continue
         if sample.agree < thresholds.sample_agree and sample.hard_rate > thresholds.fail_hard_rate:
             yield f"Sample {sample.sample_id} agrees on only {sample.agree:.1%} of its {sample.n} tokens."
+
+
+def _unseen_warnings(samples: Sequence[SampleFidelity]) -> Iterable[str]:
+    unseen = sum(not sample.n and not sample.faults for sample in samples)
+    if unseen:
+        yield f"The gate could not look at {unseen} of {len(samples)} samples: the engine did not deliver the last layer."
 
 
 def _pooled_warnings(n: int, agree: float | None, hard_rate: float | None, thresholds: Thresholds) -> Iterable[str]:

@@ -23,6 +23,7 @@ NORM_OMITTED = "norm_omitted"
 NORM_FORM = "other_norm_form"
 OTHER_SAMPLE = "rows_of_another_sample"
 TEMPLATE = "other_prompt_template"
+COMPUTED_AGAIN = "rows_not_of_these_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

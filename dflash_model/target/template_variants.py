@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from dflash_model.target.extraction import OpenTarget
 from dflash_model.target.fidelity import SampleFidelity
-from dflash_model.target.misplacements import TEMPLATE, Alternative, alternative_of
+from dflash_model.target.misplacements import COMPUTED_AGAIN, TEMPLATE, Alternative, alternative_of
 from dflash_model.target.references import Reference
 from dflash_model.target.tables import Tables
 
@@ -61,22 +61,27 @@ def try_templates(
             tried.append(sample)
             continue
         count += 1
-        found = _best_variant(target, references[sample.sample_id], tokenizer, tables)
-        more = {} if found is None else {TEMPLATE: found}
+        more = _renderings(target, references[sample.sample_id], tokenizer, tables)
         tried.append(replace(sample, alternatives=sample.alternatives | more))
     return tried
 
 
-def _best_variant(target: OpenTarget, reference: Reference, tokenizer: Any, tables: Tables) -> Alternative | None:
-    """What the rendering under which most of the completion agrees would measure; None where there is no other rendering."""
+def _renderings(target: OpenTarget, reference: Reference, tokenizer: Any, tables: Tables) -> dict[str, Alternative]:
+    """What the prompt as it is measures, computed here once more, and the rendering under which most tokens agree.
+
+    The first is the control: where it agrees, the rows were wrong and not the prompt, and every rendering would seem to help.
+    """
     room = target.backbone.max_positions - len(reference.completion_ids)
-    variants = [ids for ids in prompt_variants(reference.prompt_ids, tokenizer) if len(ids) <= room]
-    sequences = [(*ids, *reference.completion_ids) for ids in variants]
+    prompts = [reference.prompt_ids, *(ids for ids in prompt_variants(reference.prompt_ids, tokenizer) if len(ids) <= room)]
+    sequences = [(*ids, *reference.completion_ids) for ids in prompts]
     found = []
-    for ids, captured in zip(variants, target.extract(sequences, [target.backbone.num_layers]), strict=True):
+    for ids, captured in zip(prompts, target.extract(sequences, [target.backbone.num_layers]), strict=True):
         rows = captured.final[len(ids) - 1 : -1]
         found.append(alternative_of(rows, reference.completion_ids, reference.logprobs, tables, normed=False))
-    return max(found, key=lambda alternative: alternative.agreeing, default=None)
+    control, *others = found
+    best = max(others, key=lambda alternative: alternative.agreeing, default=control)
+    better = best.agreeing > control.agreeing
+    return {COMPUTED_AGAIN: control} | ({TEMPLATE: best} if better else {})
 
 
 def _wraps(tokenizer: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
