@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dflash_model.errors import ConfigError, HostBusy, HostError
+from dflash_model.target.backbone import load_backbone
 from dflash_model.target.extraction import open_target
 from dflash_model.target.room import Choice, choose_extraction, free_bytes_of, free_host_bytes
 from dflash_model.target.weight_files import WeightFiles, open_weights
@@ -92,6 +93,14 @@ def test_a_multimodal_checkpoint_is_measured_without_its_vision_tower(tmp_path: 
     text = sum(p.numel() for name, p in whole.named_parameters() if "visual" not in name)
     assert files.parameter_bytes(torch.float32) == 4 * text
     assert not [name for name in files.names() if "visual" in name]
+
+
+def test_a_gpu_that_others_use_is_left_alone_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (GIB, 80 * GIB))
+    for load in (load_backbone, open_target):
+        with pytest.raises(HostBusy, match=r"4 MiB of weights, 1\.0 GiB of GPU memory free"):
+            load(DEMO_TARGET, dtype="float32", device="cuda", **({} if load is load_backbone else {"extraction": "full"}))  # type: ignore[operator]
 
 
 def test_several_devices_are_never_streamed_and_a_missing_gpu_is_the_hosts_fault() -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from dflash_model.errors import CheckpointError, ConfigError, HostError, InputError, StageError
 from dflash_model.target.model_directory import read_config, shard_paths
+from dflash_model.target.room import require_room
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -96,7 +97,7 @@ def load_backbone(directory: Path, *, dtype: str, device: str = "cpu") -> Backbo
 
     Raises ConfigError for another dtype than bfloat16 or float32 and for "auto" without accelerate, InputError for a
     directory or model type that cannot be used, CheckpointError where weights are missing, left over or of a wrong shape,
-    HostError where the device is not there, StageError where the target does not fit onto it.
+    HostError where the device is not there, HostBusy where a GPU has not enough free memory: others may be using it.
     """
     torch_dtype = parse_dtype(dtype)
     read_config(directory)
@@ -106,6 +107,8 @@ def load_backbone(directory: Path, *, dtype: str, device: str = "cpu") -> Backbo
             "device is auto, but accelerate is not installed.", "Install accelerate on that host, or name one device."
         )
     check_device(device)
+    if device.startswith("cuda"):
+        require_room(directory, dtype=torch_dtype, device=device)
     return backbone_of(_load_model(directory, torch_dtype, device))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from dflash_model.errors import ConfigError, HostBusy
-from dflash_model.target.weight_files import WeightFiles
+from dflash_model.target.weight_files import WeightFiles, open_weights
 
 AUTO, FULL, STREAMING = "auto", "full", "streaming"
 EXTRACTIONS = (AUTO, FULL, STREAMING)
@@ -64,6 +64,11 @@ def choose_extraction(
         f"The target does not fit onto {device}: {figures}; {_gib(least)} are needed for extraction {wanted[-1]}.",
         "Wait until the GPU is free, use another host, or extraction: streaming; nothing was loaded.",
     )
+
+
+def require_room(directory: Path, *, dtype: torch.dtype, device: str) -> None:
+    """Raises HostBusy, with the numbers, where the whole target does not fit into what is free on `device`."""
+    choose_extraction(FULL, open_weights(directory), dtype=dtype, device=device, free_bytes=free_bytes_of(device))
 
 
 def free_bytes_of(device: str) -> int:
