@@ -30,7 +30,9 @@ from dflash_model.replay.records import SampleRecords
 from dflash_model.replay.walk import TRUNCATED
 from dflash_model.slots import SlotRates, slot_effects, slot_rates
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 has no `warnings` of drafters; whoever reads one takes them as none."""
+
 CANDIDATE = "candidate"
 REFERENCE = "reference"
 _PLACES = 6
@@ -58,6 +60,9 @@ class DrafterRecords:
 
     records: Sequence[SampleRecords]
     """One a prompt, in any order."""
+
+    warnings: Sequence[str] = ()
+    """Sentences on what was assumed of this drafter, or looks wrong without being certain."""
 
     near_ties: int | None = None
     """Slots whose two best candidates nearly tie; None: count them in the records."""
@@ -185,6 +190,7 @@ def _drafter(one: _Measured, compared: PairedComparison | None, base: _Measured,
         "step": drafter.step,
         "digest": drafter.digest,
         "spec": _rounded(spec | {"drafted_tokens": spec["block_size"] - 1 + spec["shift"]}),
+        "warnings": list(drafter.warnings),
         "near_ties": drafter.near_ties if drafter.near_ties is not None else _near_ties(one.samples),
         **_rounded(numbers),
         "requests": [

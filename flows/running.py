@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dflash_model.errors import Cancelled, EvalError, InputError, Regressed
@@ -100,6 +101,10 @@ def print_outcome(console: Console, directory: Path) -> None:
         against = drafter.get("vs_reference")
         if against:
             console.print(f"[bold]{drafter['name']}[/bold]: {against['sentence']}", highlight=False, soft_wrap=True)
+        for warning in drafter.get("warnings", ()):
+            console.print(
+                f"[yellow]warning[/yellow]: {escape(drafter['name'])}: {escape(warning)}", highlight=False, soft_wrap=True
+            )
     for sentence in run["gate"]["not_applied"]:
         console.print(f"Gate: {sentence}", highlight=False, soft_wrap=True)
     ran = sum(stage["state"] == "ran" for stage in run["stages"])

@@ -57,7 +57,8 @@ def publish(run_id: str, comparison: str, run: dict[str, Any], place: dict[str, 
     except StorageError as exc:
         # The index is a copy: the next look at the history enters this run.
         log.warning("%s is not in the history yet: %s", run_id, exc.problem)
-    text = f"{drafter_markdown(result)}\n\nReport: `{directory / REPORT_FILE}`\n"
+    warnings = "".join(f"- {one['name']}: {text}\n" for one in result["drafters"] for text in one.get("warnings", ()))
+    text = f"{drafter_markdown(result)}\n\n{warnings and 'Warnings:' + chr(10) + warnings}\nReport: `{directory / REPORT_FILE}`\n"
     create_markdown_artifact(key="dflash-verdict", markdown=text, description=f"Verdict of {run_id}")
     create_table_artifact(key="dflash-stages", table=run["stages"], description=f"Stages of {run_id}")
     return result

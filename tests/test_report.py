@@ -54,6 +54,19 @@ class Page(HTMLParser):
         self.text += data
 
 
+def test_warnings_stand_above_the_numbers_and_only_where_there_are_some() -> None:
+    text = Page(render_report(RESULT, RUN)).text
+    assert "step-000165: Nothing states the attention masks <of this one>." in text
+    assert text.index("Warnings") < text.index("per request")
+    without = copy.deepcopy(RESULT)
+    for drafter in without["drafters"]:
+        drafter["warnings"] = []
+    assert "Warnings" not in Page(render_report(without, RUN)).text
+    for drafter in without["drafters"]:
+        del drafter["warnings"]  # as version 1 of the schema has it
+    assert "Warnings" not in Page(render_report(without, RUN)).text
+
+
 def test_the_page_asks_nobody_for_anything() -> None:
     html = render_report(RESULT, RUN)
     page = Page(html)

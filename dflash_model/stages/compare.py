@@ -60,7 +60,14 @@ def _drafter(context: Context, number: int, row: dict[str, Any]) -> DrafterRecor
         digest=row["facts"]["source_digest"],
         spec=row["facts"]["spec"],
         records=list(_records(context, number)),
+        warnings=tuple(dict.fromkeys([*row["facts"].get("warnings", ()), *_replay_warnings(context, number)])),
     )
+
+
+def _replay_warnings(context: Context, number: int) -> Iterator[str]:
+    for role in sorted(context.request.inputs):
+        if role.startswith(f"replay-{number}-"):
+            yield from context.input_manifest(role).facts.get("warnings", ())
 
 
 def _records(context: Context, number: int) -> Iterator[SampleRecords]:

@@ -15,6 +15,7 @@ import torch
 
 from dflash_model.ddtree import ddtree_matched
 from dflash_model.drafter.loading import load_drafter
+from dflash_model.drafter.mask_row import mask_warnings
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.errors import StorageError
 from dflash_model.replay.engine import Sample, replay
@@ -37,6 +38,8 @@ def run(context: Context) -> None:
     drafter = load_drafter(context.input_path("checkpoint") / WEIGHTS_FILE, spec)
     tables = load_tables(context.input_path("tables"), torch.float32)
     samples = _samples(context, spec)
+    own = drafter.tables(tables.embed, tables.head)
+    warnings = mask_warnings(spec, own.mask_row, own.embedding, stop_ids=_stop_ids(samples))
     chosen = context.parameters
     records = replay(
         drafter,
@@ -58,6 +61,13 @@ def run(context: Context) -> None:
             anchors += len(sample_records.anchors)
         write_json(writer.path / "samples.json", [sample.sequence.sample_id for sample in samples])
         writer.facts |= {"drafter": checkpoint.digest, "samples": len(samples), "anchors": anchors, "shard": chosen["shard"]}
+        writer.facts["warnings"] = warnings
+
+
+def _stop_ids(samples: Seq[Sample]) -> set[int]:
+    """The tokens that ended the target's answers."""
+    ends = ((one, one.sequence.prompt_length + one.sequence.completion_length - 1) for one in samples if one.sequence.stopped)
+    return {one.token_ids[last] for one, last in ends}
 
 
 def matchers(streak_widths: Seq[int], tree_budgets: Seq[int]) -> list[Matcher]:
