@@ -18,7 +18,7 @@ from dflash_model.drafter.geometry import geometry_of
 from dflash_model.drafter.reading import GivenConfig, read_directory, read_training_file, tensors_of_plan
 from dflash_model.drafter.spec import DrafterSpec
 from dflash_model.drafter.zlab import read_zlab
-from dflash_model.errors import CheckpointError
+from dflash_model.errors import CheckpointError, InputError
 from tasks.remote.drafters import read_config
 from tasks.remote.host import FileFacts, Host
 from tasks.remote.run_directories import CONFIG_NAME, checkpoints_in
@@ -62,12 +62,24 @@ def look_at(
     with _planned(host, facts, state_key) as (plan, own, beside):
         tensors = tensors_of_plan(plan)
         if own is not None:
+            _refuse_given(given, str(facts.path))
             reading = read_directory(tensors, own, beside=beside)
         else:
             reading = read_training_file(tensors, plan.facts, plan.state.dropped, given)
         step = step_of(plan.facts if own is None else {"step": own.get("training_step")})
         description = describe(reading, plan, path=str(facts.path), host=host.name, step=step)
     return LookedAt(reading=reading, description=description)
+
+
+def _refuse_given(given: GivenConfig, path: str) -> None:
+    """What would be passed over is refused: a directory's own config.json decides alone."""
+    said = ["--config"] if given.config is not None else []
+    said += [f"--{name.replace('_', '-')}" for name in given.options]
+    if said:
+        raise InputError(
+            f"{path} has a {CONFIG_NAME} of its own, which {', '.join(said)} cannot change.",
+            "Leave the option away, or correct the file.",
+        )
 
 
 @contextmanager

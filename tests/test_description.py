@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from dflash_model.drafter.geometry import Geometry
 from dflash_model.drafter.spec import DrafterSpec
-from dflash_model.errors import CheckpointError, ConfigError
+from dflash_model.errors import CheckpointError, ConfigError, InputError
 from tasks.describing import LookedAt, look_at, writable_config
 from tasks.remote.local import LocalHost
 from tests.drafter_forms import DFLASH2, DFLASH2_KEYS, OWN_TABLES, deepspec_config, sliding, speculators_config
@@ -124,3 +124,9 @@ def test_what_cannot_be_meant_is_an_error_here_as_in_a_run(host: LocalHost) -> N
         look(host, training_file(host, ARGS))
     with pytest.raises(CheckpointError, match=r"mask_embedding\.pt lies beside the weights"):
         look(host, directory(host, zlab_config(), **{"mask_embedding.pt": ""}))
+
+
+def test_options_that_would_be_passed_over_are_refused(host: LocalHost) -> None:
+    path = directory(host, zlab_config())
+    with pytest.raises(InputError, match=r"drafter has a config.json of its own, which --block-size cannot change"):
+        look(host, path, options={"block_size": 16})

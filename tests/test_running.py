@@ -1,19 +1,24 @@
-"""What the options of `dflash-eval run` mean as parameters of an evaluation."""
+"""What the options of `dflash-eval run` mean as parameters of an evaluation, and what is said of a finished run."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dflash_model.errors import InputError
 from flows.cli import _parser as make_parser
 from flows.cli import main
 from flows.parameters import EngineStates, HiddenStates
-from flows.running import parameters_from_options
+from flows.running import parameters_from_options, print_outcome
+from tests.made_up_records import STORED
 
 NEEDED = ("--candidate", "/c.pt", "--target", "/t", "--prompts", "/p.jsonl")
 
@@ -75,3 +80,24 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     words = [word for pair in (given | changes).items() for word in pair]
     assert main(["run", *words, "--plan"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def outcome(directory: Path) -> str:
+    shutil.copyfile(STORED, directory / "result.json")
+    run = {
+        "run_id": "r",
+        "stages": [{"name": "replay", "host": "eval", "state": "ran", "seconds": 1.0}],
+        "gate": {"not_applied": []},
+    }
+    (directory / "run.json").write_text(json.dumps(run))
+    console = Console(file=io.StringIO(), width=160)
+    print_outcome(console, directory)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_drafters_warnings_stand_below_the_table(tmp_path: Path) -> None:
+    said = outcome(tmp_path)
+    assert "warning: step-000165: Nothing states the attention masks <of this one>." in said
+    assert said.count("warning: ") == 1
+    assert said.index("verdict") < said.index("warning: ") < said.index("Stages: 1 ran, 0 Cached.")
