@@ -6,7 +6,7 @@ DEMO_HOME := $(CURDIR)/.demo
 # Two workers, one thread each; each has a Prefect server and a lab of its own. Whoever is done takes tests from the other.
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 
-.PHONY: demo ui test test-lab test-faults lab lab-down lint types lock clean
+.PHONY: demo ui test test-lab test-faults lab lab-down zoo zoo-table lint types lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -32,6 +32,14 @@ lab-down: $(VENV)/ready
 # Whole runs broken on purpose (Ctrl-C, kill -9, full disk in every stage); about ten minutes.
 test-faults: $(VENV)/ready-dev
 	$(BIN)/pytest -q -m faults
+
+# One small drafter per convention and per known training bug (deployments/zoo/zoo.yaml): train what is missing, one thread.
+zoo: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python deployments/zoo/build_zoo.py
+
+# Replay the zoo and write deployments/zoo/README.md.
+zoo-table: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python deployments/zoo/zoo_table.py
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .

@@ -58,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--name", default="nightly", help="name of the deployment (default: %(default)s)")
     _add_home(serve)
     serve.set_defaults(run=_serve)
+    watch = commands.add_parser("watch", help="evaluate each checkpoint of a training run as it is saved")
+    watch.add_argument("parameters", type=Path, help="as for serve, with one candidate: a directory or glob where training saves")
+    watch.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between looks (default: %(default)s)")
+    watch.add_argument("--once", action="store_true", help="evaluate what is there and not evaluated yet, then end")
+    _add_home(watch)
+    watch.set_defaults(run=_watch)
     ui = commands.add_parser("ui", help="start Prefect's UI on the same data, in the foreground")
     ui.add_argument("--port", type=int, default=4200, help="default: %(default)s")
     _add_home(ui)
@@ -315,6 +321,12 @@ def _serve(options: argparse.Namespace) -> int:
     from flows.serving import serve
 
     return serve(options.parameters, home=home_of(options), cron=options.cron, timezone=options.timezone, name=options.name)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from flows.serving import watch
+
+    return watch(options.parameters, home=home_of(options), every_s=options.every, once=options.once)
 
 
 def _ui(options: argparse.Namespace) -> int:

@@ -48,12 +48,13 @@ def run(parameters: EvaluateParameters) -> dict[str, Any]:
     """Run the flow in this process, show it on the terminal, print the verdict. Raises EvalError."""
     with prefect_server(Path(os.environ["PREFECT_HOME"]) / "server.log"):
         try:
-            return _run(parameters)
+            return run_on_server(parameters)
         finally:
             hand_over()
 
 
-def _run(parameters: EvaluateParameters) -> dict[str, Any]:
+def run_on_server(parameters: EvaluateParameters) -> dict[str, Any]:
+    """`run` on the Prefect server that is there already."""
     from flows.evaluate import evaluate, place_of
     from flows.signals import end_on_signals
     from flows.terminal import Terminal

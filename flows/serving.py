@@ -1,4 +1,4 @@
-"""Prefect beside our data: the UI in the foreground, and the flow served as a scheduled deployment."""
+"""Prefect beside our data: the UI in the foreground, the flow served as a scheduled deployment, a training run watched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from dflash_model.errors import InputError, from_os_error
-from flows.environment import prepare
+from flows.environment import hand_over, prepare
 from flows.server import prefect_server
 
 
@@ -47,12 +48,12 @@ def serve(parameters_path: Path, *, home: Path, cron: str, timezone: str, name: 
 
         from flows.evaluate import evaluate
 
-        parameters = _read_parameters(parameters_path, home)
+        parameters = read_parameters(parameters_path, home)
         evaluate.serve(name=name, schedules=[Cron(cron, timezone=timezone)], parameters={"parameters": parameters}, limit=1)
     return 0
 
 
-def _read_parameters(path: Path, home: Path) -> dict[str, Any]:
+def read_parameters(path: Path, home: Path) -> dict[str, Any]:
     """The parameters of an evaluation from a YAML or JSON file, checked. Raises InputError naming the key."""
     from pydantic import ValidationError
 
@@ -71,3 +72,23 @@ def _read_parameters(path: Path, home: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", "Correct that key.") from exc
     plain: dict[str, Any] = parameters.model_dump(mode="json")
     return plain
+
+
+def watch(parameters_path: Path, *, home: Path, every_s: float, once: bool) -> int:
+    """Evaluate each checkpoint as it is saved until Ctrl-C, or what is there now with `once`. Raises EvalError."""
+    prepare(home)
+    from flows.parameters import EvaluateParameters
+    from flows.running import run_on_server
+
+    parameters = EvaluateParameters.model_validate(read_parameters(parameters_path, home))
+    say = partial(print, flush=True)
+    where = ", ".join(candidate.path for candidate in parameters.candidates)
+    say(f"Watching {where}" + ("" if once else f", every {every_s:g} s   (Ctrl-C ends it)"))
+    with prefect_server(Path(os.environ["PREFECT_HOME"]) / "server.log"):
+        from flows.watching import keep_looking  # imports Prefect, which reads the server's address once
+
+        try:
+            keep_looking(parameters, evaluate=run_on_server, say=say, every_s=every_s, looks=1 if once else None)
+        finally:
+            hand_over()
+    return 0
