@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from dflash_model.drafter.loading import load_drafter
+from dflash_model.drafter.reading import Tensors, read_directory
 from tests.golden_vectors import (
     GOLDEN,
     NAMES,
@@ -54,6 +55,16 @@ def test_hidden_states_and_drafted_tokens_equal_the_public_implementation(name: 
     assert float((hidden - vector.hidden).abs().max()) < 1e-5
     torch.testing.assert_close(logits, vector.logits, rtol=0.0, atol=1e-4)
     assert torch.equal(tokens, vector.tokens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_public_config_reads_as_the_convention_that_was_run(name: str) -> None:
+    vector = read_vector(name)
+    shapes = {key: tuple(tensor.shape) for key, tensor in vector.weights.items()}
+    tensors = Tensors(shapes=shapes, read_map=lambda: vector.weights["d2t"].numpy())
+    found = read_directory(tensors, vector.config)
+    assert replace(found.spec, provenance={}) == vector.spec
+    assert found.warnings == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,9 +74,10 @@ class DraftTables:
         """Head rows of target ids, any shape; NO_ROW where the head has none, and negative ids stay as they are."""
         if self.target_ids is None:
             return tokens.where(tokens < len(self.head), NO_ROW)
-        rows = torch.full((max(self.known_ids, int(self.target_ids.max()) + 1),), NO_ROW, device=tokens.device)
-        rows[self.target_ids] = torch.arange(len(self.target_ids), device=tokens.device)
-        return torch.where(tokens < 0, tokens, rows[tokens.clamp(min=0)])
+        # A reduced head's tokens ascend in no file's promise, so the map is turned round by a search in its sorted form.
+        ordered, order = self.target_ids.sort()
+        places = torch.searchsorted(ordered, tokens).clamp(max=len(ordered) - 1)
+        return torch.where(tokens < 0, tokens, order[places].masked_fill(ordered[places] != tokens, NO_ROW))
 
 
 def target_ids_of(d2t: Tensor, *, vocab_size: int | None, name: str) -> Tensor:

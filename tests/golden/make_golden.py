@@ -118,7 +118,7 @@ DFLASH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rope_linear": (scaled("linear", {"factor": 3.0}), {"rope": scaling("linear", {"factor": 3.0})}),
     "rope_llama3": (scaled("llama3", LLAMA3), {"rope": scaling("llama3", LLAMA3)}),
     "rope_yarn": (scaled("yarn", YARN), {"rope": scaling("yarn", YARN)}),
-    "rope_partial": (scaled("default", PARTIAL), {"rope": rope(dims=8, sections=[2, 1, 1])}),
+    "rope_partial": (scaled("default", PARTIAL) | {"rotary_dim": 8}, {"rope": rope(dims=8, sections=[2, 1, 1])}),
     "rope_multi_section": (scaled("default", SECTIONS), {"rope": rope(sections=[4, 2, 2])}),
     "rope_interleaved": ({"is_neox_style": False}, {"rope": rope(interleaved=True)}),
 }  # fmt: skip
