@@ -11,7 +11,7 @@ EvalError                 problem + fix
 │   └── StorageError      disk full, unwritable directory, damaged artifact
 ├── HostError             a host that cannot be reached or used                           (exit 3)
 │   ├── HostFull          a host without room for what it should hold
-│   └── HostBusy          a host that answers, but has no GPU free
+│   └── HostBusy          a host that answers, but has no GPU free, or whose serving engine is down or busy
 ├── ArtifactLost          what was made is on no reachable host any more; it is made anew (exit 3)
 ├── Regressed             every stage ran, and a rule of the gate says the night is red   (exit 4)
 ├── NotEvaluable          the hidden states are not faithful; no tau is given             (exit 5)
@@ -108,7 +108,7 @@ class HostFull(HostError):
 
 
 class HostBusy(HostError):
-    """A host answers, but has no GPU free for this now; what it holds can be had, waiting may help, another host may."""
+    """A host answers, but its GPUs or its serving engine cannot be had now; what it holds can, waiting or another host may help."""
 
     kind = "host_busy"
 

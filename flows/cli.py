@@ -95,6 +95,24 @@ def _add_run(commands: Any) -> None:
         "--plan", action="store_true", help="say what would run, where, what is there and how many bytes would move; do nothing"
     )
     made = run.add_argument_group("references")
+    made.add_argument(
+        "--references-from",
+        choices=("transformers", "sglang", "openai", "openai-text"),
+        default="transformers",
+        help="who generates: transformers in the stage, or a running engine: sglang (/generate), openai (/v1/completions with "
+        "token ids: vLLM, SGLang), openai-text (text only, checked sample by sample) (default: %(default)s)",
+    )
+    made.add_argument("--server", metavar="URL", help="the engine's address as the target's host sees it")
+    made.add_argument("--server-model", metavar="NAME", help="the model's name there, if it serves several")
+    made.add_argument("--server-concurrency", type=int, default=4, metavar="N", help="requests at a time (default: %(default)s)")
+    made.add_argument(
+        "--server-timeout", type=float, default=600.0, metavar="S", help="longest wait for one completion (default: %(default)s)"
+    )
+    made.add_argument(
+        "--server-key-file",
+        metavar="FILE",
+        help="file with its key on that host, mode 0600; without it $DFLASH_EVAL_ENGINE_KEY there, if set",
+    )
     made.add_argument("--max-new-tokens", type=int, default=256, help="limit of a completion (default: %(default)s)")
     made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the target (default: %(default)s)")
     thinking = made.add_mutually_exclusive_group()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 
 class Strict(BaseModel):
@@ -55,14 +55,73 @@ class BareConfig(Strict):
 
 
 class References(Strict):
-    """How the target's greedy references are made. Every field is part of their identity."""
+    """How the target's greedy references are made. Which engine, and not where it is, belongs to their identity."""
 
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+
+    from_: Literal["transformers", "sglang", "openai", "openai-text"] = Field(
+        default="transformers",
+        validation_alias=AliasChoices("from", "from_"),
+        serialization_alias="from",
+        description="Who generates: transformers in the stage itself, or a running engine: sglang (its own /generate), openai "
+        "(/v1/completions with token ids: vLLM, SGLang), openai-text (text only: a sample counts only where its text gives its "
+        "tokens back, and nothing is known past its end).",
+    )
+    url: str | None = Field(
+        default=None, description="Address of the engine as the host sees it that runs the stage: http://127.0.0.1:30000."
+    )
+    model: str | None = Field(default=None, description="The model's name there; none: the only one it serves.")
+    concurrency: int = Field(default=4, ge=1, le=256, description="Requests to the engine at a time.")
+    timeout_s: float = Field(default=600, gt=0, description="Longest wait for one completion of the engine.")
+    retries: int = Field(default=6, ge=0, le=20, description="Further tries where it is busy or the connection fails.")
+    api_key_env: str = Field(
+        default="DFLASH_EVAL_ENGINE_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable of that host with the engine's key, if it wants one. Never the key itself.",
+    )
+    api_key_file: str | None = Field(
+        default=None, description="File on that host with the key, readable by its owner alone (0600); wins over the variable."
+    )
     max_new_tokens: int = Field(default=256, ge=2)
     overshoot_tokens: int = Field(default=16, ge=0, description="Greedy tokens known past the end, for z-lab's tail rule.")
     thinking: bool | None = Field(
         default=None, description="Thinking mode of the chat template; none: the template's own default."
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the target where it runs in a stage: hidden states, and references by transformers."
+    )
+
+    @model_validator(mode="after")
+    def _an_engine_has_an_address(self) -> References:
+        if self.url is not None and ("@" in self.url or "?" in self.url):
+            raise ValueError(
+                "`url` holds a login or a query: give the key in a variable or a file (`api_key_env`, `api_key_file`)"
+            )
+        if (self.from_ != "transformers") != (self.url is not None):
+            raise ValueError(
+                f"references from {self.from_} need a `url`"
+                if self.url is None
+                else "`url` needs `from`: sglang, openai or openai-text"
+            )
+        return self
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Parameters of the references stage: what decides the tokens."""
+        dtype = self.dtype if self.from_ == "transformers" else None
+        return {
+            "from": self.from_,
+            "max_new_tokens": self.max_new_tokens,
+            "overshoot_tokens": self.overshoot_tokens,
+            "thinking": self.thinking,
+            "dtype": dtype,
+        }
+
+    @property
+    def server(self) -> dict[str, Any] | None:
+        """Where the engine is and how it is asked; None without one."""
+        names = {"url", "model", "concurrency", "timeout_s", "retries", "api_key_env", "api_key_file"}
+        return self.model_dump(include=names) if self.url is not None else None
 
 
 class EngineStates(Strict):
@@ -147,6 +206,15 @@ class EvaluateParameters(Strict):
     notify: Notify = Notify()
     redo_from: str | None = Field(default=None, description="Make this stage and all after it anew, whatever is there.")
     run_id: str | None = Field(default=None, description="Name of the run's directory; none: made from the time.")
+
+    @model_validator(mode="after")
+    def _known_past_the_end(self) -> EvaluateParameters:
+        if self.tail == "zlab" and self.references.from_ == "openai-text":
+            raise ValueError(
+                "the tail rule zlab counts tokens past the end of an answer, which openai-text cannot tell: use tail truncated, "
+                "or an engine that returns token ids"
+            )
+        return self
 
     @property
     def prompts_path(self) -> Path:

@@ -220,8 +220,8 @@ def _ground(
         hosts=hosts("references"),
         label="references",
         inputs={"target": target, "prompts": prompts},
-        parameters=made.model_dump(),
-        local=local,
+        parameters=made.identity,
+        local=local | ({"server": made.server} if made.server else {}),
     )
     checkpoints = [drafter.checkpoint for drafter in drafters]
     states_hosts, engine = _engine_states(book, parameters, hosts("hidden-states"))

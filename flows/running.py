@@ -190,7 +190,17 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
         reference=_drafter(options.reference, known) if options.reference else None,
         target=_target(options.target, known),
         prompts=str(options.prompts.expanduser().resolve()),
-        references=References(max_new_tokens=options.max_new_tokens, dtype=options.dtype, thinking=options.thinking),
+        references=References(
+            from_=options.references_from,
+            url=options.server,
+            model=options.server_model,
+            concurrency=options.server_concurrency,
+            timeout_s=options.server_timeout,
+            api_key_file=options.server_key_file,
+            max_new_tokens=options.max_new_tokens,
+            dtype=options.dtype,
+            thinking=options.thinking,
+        ),
         hidden_states=HiddenStates(
             extraction=options.extraction,
             max_gpu_memory_gib=options.max_gpu_memory,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_model.errors import InputError, StorageError
+from dflash_model.served import Served
 from dflash_model.target.references import Reference, read_references, reference_key, write_references
 
 REFERENCE = Reference(
@@ -52,7 +53,7 @@ def test_the_tokens_to_extract_are_prompt_and_completion_without_overshoot() -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format_version 2, expected 1"),
+        ({"format_version": 3}, "format_version 3, expected 2"),
         ({"completion_ids": []}, "completion is empty"),
         ({"completion_ids": [7, -2]}, "whole numbers"),
         ({"completion_ids": [7, 2.0]}, "whole numbers"),
@@ -63,12 +64,31 @@ def test_the_tokens_to_extract_are_prompt_and_completion_without_overshoot() -> 
         ({"logprobs": [-0.1, 0.1]}, "finite and <= 0"),
         ({"logprobs": [-0.1, float("nan")]}, "finite and <= 0"),
         ({"engine": None}, "engine"),
+        ({"token_source": "guess"}, "token source 'guess'"),
+        (
+            {"served": {"tokens": 4, "verify_steps": 0, "accepted": 1, "drafted": 2, "accept_length": 1.0, "raw": {}}},
+            "served: 4 tokens",
+        ),
+        ({"served": {"tokens": 4}}, "verify_steps"),
         ({"surprise": 1}, "surprise"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StorageError, match=rf"r\.jsonl:1 is not a reference: .*{message}"):
         read_references(_tampered(tmp_path, **changes))
+
+
+def test_version_1_is_read_as_token_ids_without_counters(tmp_path: Path) -> None:
+    path = _tampered(tmp_path, format_version=1, token_source=None, served=None)
+    assert {"token_source", "served"}.isdisjoint(json.loads(path.read_text()))
+    assert read_references(path) == [REFERENCE]
+
+
+def test_counters_of_a_server_survive_the_file(tmp_path: Path) -> None:
+    served = Served(tokens=2, verify_steps=1, accepted=0, drafted=7, accept_length=2.0, raw={"spec_verify_ct": 1})
+    given = replace(REFERENCE, served=served, token_source="text", overshoot_ids=())
+    write_references(tmp_path / "r.jsonl", [given])
+    assert read_references(tmp_path / "r.jsonl") == [given]
 
 
 def test_a_missing_an_empty_and_a_doubled_file_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """References: the target's greedy completions as token ids, made once and frozen. Drafters are judged against these.
 
-A reference is written and read here, without torch; `greedy.py` makes one with transformers. The completion ends with the
-stop token where there is one. `overshoot_ids` are the greedy tokens after its end (after the stop token, too): the tail
-rule that counts the last verify step in full needs them.
+A reference is written and read here, without torch; `greedy.py` makes one with transformers, `dflash_model.engines` asks a
+serving engine. The completion ends with the stop token where there is one. `overshoot_ids` are the greedy tokens after its
+end (after the stop token, too): the tail rule that counts the last verify step in full needs them.
+
+Version 2 of the format added `served` and `token_source`; version 1 is still read, as made of token ids by an engine
+without counters.
 """
 
 from __future__ import annotations
@@ -16,11 +19,16 @@ from typing import Any
 
 from dflash_model.digests import json_digest, stage_key
 from dflash_model.errors import StorageError, from_os_error
+from dflash_model.served import Served
 from dflash_model.storage import write_file
 
-REFERENCES_VERSION = 1
+REFERENCES_VERSION = 2
+KEY_VERSION = 1
+"""Part of a sample's key: raised when the same inputs would give other tokens, not when the file's format changes."""
+
 STOP = "stop"
 LENGTH = "length"
+IDS, TEXT = "ids", "text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +56,20 @@ class Reference:
     engine: str
     """Who generated it: "transformers", "sglang", ..."""
 
+    token_source: str = IDS
+    """IDS: the maker told token ids. TEXT: it told text, which was tokenised here and decodes to the same text again."""
+
+    served: Served | None = None
+    """Counters of the serving engine's own drafter; None where it ran none or does not tell."""
+
     def __post_init__(self) -> None:
         """ValueError for values that no generation gives."""
         if not self.sample_id or not self.prompt_ids:
             raise ValueError("a sample id and a non-empty prompt are needed")
         if any(type(token) is not int or token < 0 for token in self.token_ids + self.overshoot_ids):
             raise ValueError("token ids must be whole numbers >= 0")
-        if self.finish not in (STOP, LENGTH):
-            raise ValueError(f"finish {self.finish!r}")
+        if self.finish not in (STOP, LENGTH) or self.token_source not in (IDS, TEXT):
+            raise ValueError(f"finish {self.finish!r}, token source {self.token_source!r}")
         if not self.completion_ids:
             raise ValueError("the completion is empty")
         if self.logprobs is not None:
@@ -88,9 +102,12 @@ def reference_key(
     overshoot_tokens: int,
     stop_ids: Sequence[int],
     engine: str,
-    dtype: str,
+    dtype: str | None,
 ) -> str:
-    """The name under which one sample's reference is cached: everything that decides its tokens, and not the prompt's id."""
+    """The name under which one sample's reference is cached: everything that decides its tokens, and not the prompt's id.
+
+    `dtype` is None where a serving engine computes: it is the engine's own affair.
+    """
     parameters = {
         "max_new_tokens": max_new_tokens,
         "overshoot_tokens": overshoot_tokens,
@@ -99,7 +116,7 @@ def reference_key(
         "dtype": dtype,
     }
     inputs = {"target": target_digest, "prompt": json_digest(list(prompt_ids))}
-    return stage_key("reference", REFERENCES_VERSION, inputs, parameters)
+    return stage_key("reference", KEY_VERSION, inputs, parameters)
 
 
 def write_references(path: Path, references: Iterable[Reference]) -> None:
@@ -145,7 +162,7 @@ def reference_from_json(data: Any) -> Reference:
     """Read what `reference_to_json` gave. Raises ValueError, KeyError or TypeError where it is not one."""
     fields = dict(data)
     version = fields.pop("format_version", None)
-    if version != REFERENCES_VERSION:
+    if version not in (1, REFERENCES_VERSION):
         raise ValueError(f"format_version {version!r}, expected {REFERENCES_VERSION}")
     for name in ("prompt_ids", "completion_ids", "overshoot_ids"):
         if not isinstance(fields[name], list):
@@ -153,4 +170,6 @@ def reference_from_json(data: Any) -> Reference:
         fields[name] = tuple(fields[name])
     if fields["logprobs"] is not None:
         fields["logprobs"] = tuple(float(value) for value in fields["logprobs"])
+    if fields.get("served") is not None:
+        fields["served"] = Served(**fields["served"])
     return Reference(**fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def stage_variables(threads: int, *, gpu: int | None = None) -> dict[str, str]:
     """Variables that keep a stage program to `threads` CPU threads, quiet while it waits, and its log unbuffered.
@@ -17,3 +19,9 @@ def stage_variables(threads: int, *, gpu: int | None = None) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def key_variables(local: dict[str, Any]) -> tuple[str, ...]:
+    """The variable that holds the key of the serving engine which a stage shall ask, by the request's local facts."""
+    server = local.get("server")
+    return (server["api_key_env"],) if isinstance(server, dict) and isinstance(server.get("api_key_env"), str) else ()

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from dflash_model.artifacts import Manifest
 from dflash_model.checkpoint.directory import ByteDirectory, LocalDirectory
@@ -22,7 +22,7 @@ from dflash_model.errors import EvalError, from_os_error
 from dflash_model.stages.protocol import Request
 from dflash_model.storage import find_artifact, write_json
 from tasks.remote import failures
-from tasks.remote.environment import stage_variables
+from tasks.remote.environment import key_variables, stage_variables
 from tasks.remote.host import BLOCK_BYTES, FileFacts, OnEvent, StageRun
 from tasks.remote.processes import run_child
 
@@ -176,7 +176,7 @@ class LocalHost:
             with self._slots:
                 ended = run_child(
                     command,
-                    env=self._environment(request.local.get("gpu")),
+                    env=self._environment(request.local),
                     cwd=run_dir,
                     log_path=log_path,
                     deadline_s=deadline_s,
@@ -198,9 +198,11 @@ class LocalHost:
             raise failures.no_artifact(what, request.key, log_path)
         return StageRun(manifest=manifest, seconds=ended.seconds, peak_rss_bytes=ended.peak_rss_bytes)
 
-    def _environment(self, gpu: int | None) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        return inherited | stage_variables(self._threads, gpu=gpu)
+    def _environment(self, local: dict[str, Any]) -> dict[str, str]:
+        """Little is inherited; the variable with an engine's key only by the stage that asks that engine."""
+        names = (*PASSED_ON, *key_variables(local))
+        inherited = {name: os.environ[name] for name in names if name in os.environ}
+        return inherited | stage_variables(self._threads, gpu=local.get("gpu"))
 
     def _translated(self, exc: OSError, doing: str) -> EvalError:
         return from_os_error(exc, f"[{self.name}] {doing}")

@@ -238,7 +238,7 @@ class Site:
 
     def _make(self, work: Work, name: str, *, log_path: Path, deadline_s: float, on_event: OnEvent, run_id: str) -> Found:
         host = self.host(name)
-        with self._gpu_facts(work.stage, name, run_id) as gpu:
+        with self._gpu_facts(work, name, run_id) as gpu:
             request = Request(
                 stage=work.stage,
                 key=work.key,
@@ -253,9 +253,10 @@ class Site:
         return Found(manifest=run.manifest, host=name)
 
     @contextmanager
-    def _gpu_facts(self, stage: str, name: str, run_id: str) -> Iterator[dict[str, Any]]:
+    def _gpu_facts(self, work: Work, name: str, run_id: str) -> Iterator[dict[str, Any]]:
         """What a request says of its GPU, which is held while the body runs; {} where the stage or the host has none to hold."""
-        gpus = self._gpus[name] if stage in NEEDS_GPU else None
+        # A stage that asks a serving engine computes nothing itself, and the engine is likely to fill the GPU.
+        gpus = self._gpus[name] if work.stage in NEEDS_GPU and "server" not in work.local else None
         if gpus is None:
             yield {}
             return
