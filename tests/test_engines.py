@@ -16,7 +16,7 @@ import torch
 from dflash_model.engines.access import ServerAccess
 from dflash_model.engines.answer import Answer, Refusal
 from dflash_model.engines.client import JsonClient
-from dflash_model.engines.identity import ARCHITECTURE, FILES, NAME, NOTHING, Canary, served_as_target
+from dflash_model.engines.identity import ARCHITECTURE, CANARY_TEXT, CANARY_TOKENS, FILES, NAME, NOTHING, Canary, served_as_target
 from dflash_model.engines.opening import open_engine
 from dflash_model.engines.session import Session, Wish
 from dflash_model.errors import EvalError, HostBusy, InputError, StageError
@@ -38,8 +38,12 @@ def target() -> Backbone:
 
 
 @pytest.fixture(scope="module")
-def greedy(target: Backbone) -> Greedy:
-    return Greedy(target.model)
+def greedy(target: Backbone, tokenizer: Any, prompts: list[RenderedPrompt]) -> Greedy:
+    """The target; what every session asks is computed beforehand, so that no test waits for it."""
+    made = Greedy(target.model)
+    made.go_on(tokenizer(CANARY_TEXT)["input_ids"], CANARY_TOKENS)
+    made.go_on(prompts[0].token_ids, LIMIT)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +89,7 @@ class Asker:
     """A session against the double, with short patience."""
 
     def __init__(self, server: EngineServer, tokenizer: Any, directory: Path, protocol: str = "sglang", **access: Any) -> None:
-        settings: dict[str, Any] = {"concurrency": 1, "timeout_s": 5.0, "retries": 2}
+        settings: dict[str, Any] = {"concurrency": 1, "timeout_s": 60.0, "retries": 2}
         self.client = JsonClient(ServerAccess(url=server.url, **(settings | access)), backoff_s=0.01)
         self.engine = open_engine(protocol, self.client, tokenizer, stop_ids=(STOP_ID,))
         self.store = SampleStore(directory, lambda prompt: f"{protocol}-{hash(prompt.token_ids):x}")
@@ -248,7 +252,7 @@ def test_what_can_be_mended_is_mended(
         (["503"] * 3, HostBusy, r"is busy: 503 to /\S+ after 3 tries\."),
         (["drop"] * 3, HostBusy, r"cut the connection after 3 tries\."),
         (["cut"] * 3, HostBusy, r"cut the connection after 3 tries\."),
-        (["hang"], StageError, r"did not answer /\S+ within 0\.4 s\."),
+        (["hang"], StageError, r"did not answer /\S+ within 1\.5 s\."),
         (["rubbish"], StageError, r"with 200 and something that is no JSON object: '<html>Bad gateway</html>'\."),
         (["list"], StageError, r"with 200 and something that is no JSON object"),
         (["500"], StageError, r"answered 500 to /"),
@@ -270,7 +274,7 @@ def test_each_fault_ends_in_its_one_sentence(
     cls: type[EvalError],
     sentence: str,
 ) -> None:
-    asking = asker(protocol, timeout_s=0.4) if faults == ["hang"] else asker(protocol)
+    asking = asker(protocol, timeout_s=1.5) if faults == ["hang"] else asker(protocol)
     server.faults.extend(faults)
     with pytest.raises(cls, match=sentence) as caught:
         asking(prompts[:1])
