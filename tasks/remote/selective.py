@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 
 from dflash_model.checkpoint.extract import ExtractPlan, plan_extraction
@@ -265,7 +266,8 @@ class _Transfer:
         for transfer in transfers:
             transfer.watch(check)
         with ThreadPoolExecutor(len(transfers), thread_name_prefix="relay") as pool:
-            futures = [pool.submit(one_of, transfer) for transfer in transfers]
+            # Each in a copy of this context, so that who watches still knows which run it is.
+            futures = [pool.submit(copy_context().run, one_of, transfer) for transfer in transfers]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
