@@ -12,6 +12,7 @@ EvalError                 problem + fix
 ├── HostError             a host that cannot be reached or used                           (exit 3)
 │   ├── HostFull          a host without room for what it should hold
 │   └── HostBusy          a host that answers, but has no GPU free, or whose serving engine is down or busy
+│       └── HostTaken     all it has are taken by others, who will be done some time
 ├── ArtifactLost          what was made is on no reachable host any more; it is made anew (exit 3)
 ├── Regressed             every stage ran, and a rule of the gate says the night is red   (exit 4)
 ├── NotEvaluable          the hidden states are not faithful; no tau is given             (exit 5)
@@ -113,6 +114,12 @@ class HostBusy(HostError):
     kind = "host_busy"
 
 
+class HostTaken(HostBusy):
+    """Others use every GPU that this host could give; whoever waits gets one."""
+
+    kind = "host_taken"
+
+
 class ArtifactLost(EvalError):
     """An artifact that had been made is on no reachable host any more; making it anew mends it."""
 
@@ -142,7 +149,7 @@ class Cancelled(EvalError):
 
 _TREE: tuple[type[EvalError], ...] = (
     EvalError, InputError, CheckpointError, SourceChanged, ConfigError, StageError, StageKilled, DeadlineExceeded, StorageError,
-    HostError, HostFull, HostBusy, ArtifactLost, Regressed, NotEvaluable, Cancelled,
+    HostError, HostFull, HostBusy, HostTaken, ArtifactLost, Regressed, NotEvaluable, Cancelled,
 )  # fmt: skip
 BY_KIND: dict[str, type[EvalError]] = {cls.kind: cls for cls in _TREE}
 

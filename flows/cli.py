@@ -146,6 +146,13 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--deadline", type=float, default=21600.0, metavar="S", help="longest time of one stage in seconds (default: %(default)s)"
     )
+    run.add_argument(
+        "--gpu-wait",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="how long a stage waits where others use every GPU it could have, in seconds (default: %(default)s)",
+    )
     _add_home(run)
     run.set_defaults(run=_run)
 

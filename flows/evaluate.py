@@ -50,7 +50,13 @@ def place_of(parameters: EvaluateParameters) -> RunPlace:
     home = Path(parameters.home).expanduser().resolve() if parameters.home else default_home()
     inventory = str(Path(parameters.inventory).expanduser().resolve()) if parameters.inventory else None
     run_id = parameters.run_id or _new_run_id(parameters)
-    return RunPlace(run_id=run_id, home=str(home), inventory=inventory, deadline_s=parameters.deadline_s)
+    return RunPlace(
+        run_id=run_id,
+        home=str(home),
+        inventory=inventory,
+        deadline_s=parameters.deadline_s,
+        gpu_wait_s=parameters.gpu_wait_s,
+    )
 
 
 def _new_run_id(parameters: EvaluateParameters) -> str:

@@ -198,6 +198,9 @@ class EvaluateParameters(Strict):
     equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")
     shards: int = Field(default=1, ge=1, le=64, description="Parts into which each replay is split.")
     deadline_s: float = Field(default=6 * 3600, gt=0, description="Longest time of one stage.")
+    gpu_wait_s: float = Field(
+        default=3600, ge=0, description="How long a stage waits where others use every GPU that it could have."
+    )
     placement: dict[str, list[str]] = Field(
         default_factory=dict, description="Stage -> hosts to run it on, in order; a stage not named goes by roles."
     )

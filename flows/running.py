@@ -225,6 +225,7 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
         equal_within=options.equal_within,
         shards=options.shards,
         deadline_s=options.deadline,
+        gpu_wait_s=options.gpu_wait,
         gate=Gate(
             worse_than_reference=options.fail_if_worse,
             worse_than_best=options.fail_if_worse_than_best,

@@ -35,6 +35,9 @@ class RunPlace:
     deadline_s: float
     """Longest time of one stage."""
 
+    gpu_wait_s: float = 0.0
+    """How long a stage waits where others use every GPU it could have."""
+
     def site(self) -> Site:
         """The site, opened once a process."""
         return open_site(self.home, self.inventory)

@@ -29,7 +29,9 @@ def run_work(work: dict[str, Any], hosts: list[str], label: str, place: dict[str
         deadline_s=run.deadline_s,
         on_event=watcher,
         on_skip=watcher.skipped,
+        on_wait=watcher.waiting,
         run_id=run.run_id,
+        gpu_wait_s=run.gpu_wait_s,
     )
     return {"key": found.manifest.key, "digest": found.manifest.digest, "kind": found.manifest.kind, "host": found.host}
 
@@ -54,7 +56,13 @@ class _Watcher:
 
     def skipped(self, host: str, reason: str) -> None:
         """A candidate was passed over."""
-        message = f"{self._label}: {host} is passed over: {reason}"
+        self._warn(host, f"{self._label}: {host} is passed over: {reason}")
+
+    def waiting(self, host: str, reason: str) -> None:
+        """Others use all GPUs; that host's are waited for."""
+        self._warn(host, f"{self._label}: {reason}")
+
+    def _warn(self, host: str, message: str) -> None:
         self._log.warning(message)
         tell(Event(what="note", stage=self._label, host=host, message=message))
 

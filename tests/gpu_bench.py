@@ -65,7 +65,8 @@ def busy(locks: GpuLocks) -> str:
     return caught.value.problem
 
 
-def until(path: Path) -> str:
-    """The expiry of a lock file as a sentence says it."""
-    expires = json.loads(path.read_text())["expires_at"]
-    return f"{expires[:10]} {expires[11:19]} UTC"
+def span(path: Path) -> str:
+    """Since when and until when a lock file holds, as a sentence says it."""
+    lock = json.loads(path.read_text())
+    since, until = (f"{lock[name][:10]} {lock[name][11:19]} UTC" for name in ("taken_at", "expires_at"))
+    return f"since {since} until {until} or longer"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_model.errors import HostBusy, HostError, StageError
+from dflash_model.errors import Cancelled, HostBusy, HostError, HostTaken, StageError
 from dflash_model.stages.protocol import Request
 from tasks.remote.checking import check_hosts
 from tasks.remote.code import pack_code
@@ -20,9 +20,10 @@ from tasks.remote.inventory import read_inventory
 from tasks.remote.local import LocalHost
 from tasks.remote.local_shell import LocalShell
 from tasks.remote.placement import NEEDS_GPU
+from tasks.remote.processes import end_everything
 from tasks.remote.remote_runner import RemoteRunner
 from tasks.remote.site import Found, Site, Work
-from tests.gpu_bench import OTHER, GpuBench, busy, leave_lock, until
+from tests.gpu_bench import OTHER, GpuBench, busy, leave_lock, span
 from tests.local_shell import LocalShell as FaultyShell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,12 +78,13 @@ class TwoHosts:
         self._base = tmp_path
         self.site = Site(read_inventory(tmp_path / "hosts.yaml", home=tmp_path / "home"), home=tmp_path / "home")
         self.skipped: list[tuple[str, str]] = []
+        self.waited: list[tuple[str, str]] = []
         self.said: list[dict[str, Any]] = []
 
     def lock_file(self, host: str) -> Path:
         return self._base / host / "locks" / "gpu-0"
 
-    def ensure(self, stage: str, *hosts: str, **parameters: Any) -> Found:
+    def ensure(self, stage: str, *hosts: str, gpu_wait_s: float = 0.0, **parameters: Any) -> Found:
         return self.site.ensure(
             Work(stage=stage, inputs={}, parameters=parameters),
             hosts or ("a", "b"),
@@ -90,7 +92,9 @@ class TwoHosts:
             deadline_s=60,
             on_event=self._hear,
             on_skip=lambda host, reason: self.skipped.append((host, reason)),
+            on_wait=lambda host, reason: self.waited.append((host, reason)),
             run_id="r1",
+            gpu_wait_s=gpu_wait_s,
         )
 
     def _hear(self, event: dict[str, Any]) -> None:
@@ -137,7 +141,7 @@ def test_a_host_whose_gpu_is_held_is_passed_over_but_stays_in_use(bench: GpuBenc
     leave_lock(hosts.lock_file("a"), expires_in_s=60)
     before = hosts.lock_file("a").read_text()
     assert hosts.ensure("references").host == "b"
-    reason = f"[a] no GPU is free: gpu 0 is held by {OTHER} until {until(hosts.lock_file('a'))}."
+    reason = f"[a] no GPU is free: gpu 0 is held by {OTHER} {span(hosts.lock_file('a'))}."
     assert hosts.skipped == [("a", reason)]
     assert hosts.lock_file("a").read_text() == before
     # It is neither dead nor forgotten: what it holds can be had, and the next stage may find its GPU free.
@@ -156,7 +160,7 @@ def test_where_every_gpu_is_held_each_is_named(bench: GpuBench, tmp_path: Path, 
         hosts.ensure("references")
     assert caught.value.problem == (
         "No host can run references: [a] no GPU is free: gpu 0 has 3.2 of 20 GiB free, wanted are 16. "
-        f"[b] no GPU is free: gpu 0 is held by {OTHER} until {until(hosts.lock_file('b'))}."
+        f"[b] no GPU is free: gpu 0 is held by {OTHER} {span(hosts.lock_file('b'))}."
     )
     with pytest.raises(HostBusy):
         hosts.ensure("references", "a")
@@ -196,31 +200,107 @@ def test_two_stages_at_a_time_take_the_gpus_of_two_hosts(bench: GpuBench, tmp_pa
     assert [one.host for one in found] == ["a"]
 
 
-def test_the_gpu_of_a_stage_that_may_run_on_is_not_given_back(
+def test_the_gpu_of_a_stage_that_runs_on_is_taken_until_its_end_and_no_longer(
     bench: GpuBench, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, living: Callable[[Path], list[str]]
 ) -> None:
-    """The link goes down, the host is given up, the link is back at once: the stage runs on until its lease lapses."""
+    """The link goes down, the host is given up, the link is back at once: the stage runs on until its lease lapses.
+
+    The lock itself ends long before; the stage's own life is what counts, and its end.
+    """
     monkeypatch.setenv("PATH", os.defpath)
     shell, work_dir = FaultyShell(), PurePosixPath(bench.work_dir)
     runner = RemoteRunner(
-        shell, work_dir=work_dir, python=python, code=pack_code(), threads=1, slots=1, poll_s=0.05, lease_s=2, grace_s=0.6
-    )
-    request = Request(
-        stage="references", key="references-x", work_dir=bench.work_dir, inputs={}, parameters={"sleep_s": 60}, local={}
+        shell, work_dir=work_dir, python=python, code=pack_code(), threads=1, slots=1, poll_s=0.05, lease_s=3, grace_s=0.6
     )
 
     def run_stage() -> None:
-        with bench.locks(shell=LocalShell("h")).holding("a"):
-            runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: shell.cut(3))
+        with bench.locks(shell=LocalShell("h"), lifetime_s=0.4).holding("a") as gpu:
+            request = Request(
+                stage="references",
+                key="references-x",
+                work_dir=bench.work_dir,
+                inputs={},
+                parameters={"sleep_s": 60},
+                local=gpu.local,
+            )
+            runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: shell.cut(4))
 
     with pytest.raises(HostError, match="could not be confirmed that it is gone"):
         run_stage()
     assert living(tmp_path) != []
-    assert "gpu 0 is held by a until" in busy(bench.locks())
+    lock = json.loads(bench.lock_file().read_text())
+    bench.lock_file().write_text(json.dumps(lock | {"process": None}))  # as of a relay that is another machine, and dead
+    time.sleep(0.5)
+    assert "gpu 0 is held by a since" in (said := busy(bench.locks()))
+    assert f", whose stage still runs in {bench.work_dir}/runs/references-x-" in said
+    bench.lock_file().rename(tmp_path / "removed by hand")
+    assert f"gpu 0 is used by the stage that runs in {bench.work_dir}/runs/references-x-" in busy(bench.locks())
+    (tmp_path / "removed by hand").rename(bench.lock_file())
     end = time.monotonic() + 20
     while living(tmp_path) and time.monotonic() < end:
         time.sleep(0.05)
     assert living(tmp_path) == []
+    with bench.locks().holding("next"):
+        pass
+
+
+def test_a_stage_does_not_start_on_a_gpu_that_was_given_to_another(
+    bench: GpuBench, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that comes late, after a cut link that outlasted the lock."""
+    monkeypatch.setenv("PATH", os.defpath)
+    runner = RemoteRunner(
+        LocalShell("h"),
+        work_dir=PurePosixPath(bench.work_dir),
+        python=python,
+        code=pack_code(),
+        threads=1,
+        slots=1,
+        poll_s=0.05,
+    )
+
+    def run_with(local: dict[str, Any], key: str) -> None:
+        request = Request(stage="references", key=key, work_dir=bench.work_dir, inputs={}, parameters={}, local=local)
+        runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: None)
+
+    with bench.locks().holding("a") as lost:
+        bench.lock_file().unlink()
+        with bench.locks().holding("b") as held:
+            with pytest.raises(HostError, match="the GPU was given to another meanwhile"):
+                run_with(lost.local, "references-x")
+            run_with(held.local, "references-y")
+
+
+def test_a_gpu_that_others_use_is_waited_for_while_no_other_host_has_one(
+    bench: GpuBench, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.remote.choice.ASK_EVERY_S", 0.2)
+    hosts = TwoHosts(tmp_path, python)
+    for name in ("a", "b"):
+        leave_lock(hosts.lock_file(name), expires_in_s=60)
+    reason = f"[b] no GPU is free: gpu 0 is held by {OTHER} {span(hosts.lock_file('b'))}."
+    threading.Timer(1.0, hosts.lock_file("b").unlink).start()
+    assert hosts.ensure("references", gpu_wait_s=30).host == "b"
+    assert [host for host, _ in hosts.skipped] == ["a", "b"]
+    assert [host for host, _ in hosts.waited] == ["a", "b"]
+    assert hosts.waited[1] == ("b", f"{reason} Waiting up to 0.5 min.")
+    assert not (tmp_path / "a" / "locks" / "queue").exists(), "the place in a's queue was given up"
+
+
+def test_the_wait_for_a_gpu_ends_in_time_and_with_the_run(
+    bench: GpuBench, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.remote.choice.ASK_EVERY_S", 0.2)
+    hosts = TwoHosts(tmp_path, python)
+    leave_lock(hosts.lock_file("a"), expires_in_s=60)
+    began = time.monotonic()
+    with pytest.raises(HostTaken, match=r"or longer\. 0.0167 min were waited\."):
+        hosts.ensure("references", "a", gpu_wait_s=1)
+    assert 1 <= time.monotonic() - began < 5
+    threading.Timer(0.5, end_everything).start()
+    with pytest.raises(Cancelled, match="stage references was not started: the run is ending"):
+        hosts.ensure("references", "a", gpu_wait_s=60)
+    assert not (tmp_path / "a" / "locks" / "queue").exists()
 
 
 @pytest.mark.parametrize("transport", ["local", "remote"])
@@ -255,11 +335,11 @@ def test_a_gpu_with_too_little_memory_is_passed_over(bench: GpuBench) -> None:
     bench.nvidia_smi("0, 65536, 81920", "1, 3277, 20480", "2, 20480, 20480")
     with bench.locks((1, 2), min_free_gib=20).holding("a") as gpu:
         assert gpu == HeldGpu(number=2, cuda=True)
-        assert gpu.local == {"gpu": 2, "device": "cuda"}
+        assert {"gpu": 2, "device": "cuda"}.items() <= gpu.local.items()
         bench.leave(expires_in_s=60)
         reason = busy(bench.locks((0, 1, 5), min_free_gib=20))
     assert reason == (
-        f"[h] no GPU is free: gpu 0 is held by {OTHER} until {until(bench.lock_file())}; "
+        f"[h] no GPU is free: gpu 0 is held by {OTHER} {span(bench.lock_file())}; "
         "gpu 1 has 3.2 of 20 GiB free, wanted are 20; gpu 5 is not there, only 0, 1, 2."
     )
     with bench.locks((1,)).holding("without a wish") as gpu:
@@ -268,7 +348,7 @@ def test_a_gpu_with_too_little_memory_is_passed_over(bench: GpuBench) -> None:
 
 def test_without_nvidia_smi_the_lock_holds_and_no_device_is_named(bench: GpuBench) -> None:
     with bench.locks(min_free_gib=20).holding("a") as gpu:
-        assert gpu.local == {"gpu": 0}
+        assert set(gpu.local) == {"gpu", "gpu_lock"}
 
 
 def test_a_holder_is_named_so_that_people_can_find_it() -> None:
@@ -282,6 +362,6 @@ def test_hosts_check_tells_who_holds_what(tmp_path: Path) -> None:
     leave_lock(tmp_path / "a" / "locks" / "gpu-0", expires_in_s=60)
     (tmp_path / "a" / "locks" / "gpu-1").write_text("reserved\nby hand\n")
     report = check_hosts(read_inventory(tmp_path / "hosts.yaml", home=tmp_path / "home"))[0]
-    expected = f"gpu-0 held by {OTHER} until {until(tmp_path / 'a' / 'locks' / 'gpu-0')}"
+    expected = f"gpu-0 held by {OTHER} {span(tmp_path / 'a' / 'locks' / 'gpu-0')}"
     assert report.locks == [expected, "gpu-1 reserved by hand"]
     assert lock_sentence("gpu-2", "") == "gpu-2"

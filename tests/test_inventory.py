@@ -89,6 +89,7 @@ def test_gpus_keep_their_order_and_are_optional(tmp_path: Path) -> None:
         ("hosts:\n  a: {work_dir: a, threads: true}", "`threads` is True"),
         ("hosts:\n  relay: {work_dir: a}", "the name relay stands for"),
         ("hosts:\n  a: {work_dir: a, python: 3}", "`python` is 3"),
+        ("hosts:\n  a: {via: ssh, work_dir: /a, threads: 1, python: ~you/py}", "names another user's home"),
         ("hosts:\n  a: {work_dir: a, hostname: b}", "`hostname` is for hosts that SSH reaches"),
         ("hosts:\n  a: {via: ssh, work_dir: /a, host: b}", "unknown key 'host'"),
         ("hosts:\n  a: {via: ssh, work_dir: a, roles: [train]}", "`work_dir` 'a' is not absolute"),
@@ -131,3 +132,14 @@ def test_a_missing_role_and_an_unknown_host_name_what_there_is(tmp_path: Path) -
     with pytest.raises(InputError, match="no host 'z'") as caught:
         inventory.entry("z")
     assert "a, relay" in caught.value.fix
+
+
+def test_a_python_below_the_home_directory_is_expanded_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    path = tmp_path / "hosts.yaml"
+    path.write_text(
+        "hosts:\n  a: {work_dir: a, python: ~/venv/bin/python}\n"
+        "  b: {via: ssh, work_dir: /b, threads: 1, python: ~/venv/bin/python}\n"
+    )
+    a, b, _ = read_inventory(path, home=tmp_path).hosts
+    assert (a.python, b.python) == ("/home/me/venv/bin/python", "~/venv/bin/python")

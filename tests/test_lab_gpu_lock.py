@@ -13,7 +13,7 @@ from lab import Lab
 from flows.parameters import EvaluateParameters
 from tasks.events import Event, listening
 from tasks.remote.gpu_lock import GpuLocks
-from tests.gpu_bench import OTHER, busy, leave_lock, until
+from tests.gpu_bench import OTHER, busy, leave_lock, span
 from tests.lab_hosts import LabHosts
 
 pytestmark = pytest.mark.lab
@@ -52,7 +52,7 @@ def test_a_night_whose_first_gpu_is_held_runs_on_the_next_host_and_says_why(lab:
     assert (where["references"], where["hidden states"]) == ("gpu-b", "gpu-b")
     # What needs no GPU, and what gpu-a holds, is not kept from it.
     assert (where["identify target"], where["target tables"]) == ("gpu-a", "gpu-a")
-    reason = f"[gpu-a] no GPU is free: gpu 0 is held by {OTHER} until {until(lock_file(lab, 'gpu-a'))}."
+    reason = f"[gpu-a] no GPU is free: gpu 0 is held by {OTHER} {span(lock_file(lab, 'gpu-a'))}."
     for stage in ("references", "hidden states"):
         assert f"{stage}: gpu-a is passed over: {reason}" in said
     assert lock_file(lab, "gpu-a").read_text() == before
@@ -78,7 +78,7 @@ def test_a_lock_survives_a_cut_link_and_is_given_back(lab: Lab, lab_hosts: LabHo
         while json.loads(lock_file(lab, "gpu-a").read_text())["expires_at"] <= first and time.monotonic() < end:
             time.sleep(0.2)
         assert json.loads(lock_file(lab, "gpu-a").read_text())["expires_at"] > first, "renewed over a new connection"
-        assert "[gpu-a] no GPU is free: gpu 0 is held by a until" in busy(locks())
+        assert "[gpu-a] no GPU is free: gpu 0 is held by a since" in busy(locks())
     assert not lock_file(lab, "gpu-a").exists()
     with locks().holding("next"):
         assert json.loads(lock_file(lab, "gpu-a").read_text())["holder"] == "next"

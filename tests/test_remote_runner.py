@@ -3,6 +3,7 @@
 All processes are real; the link is LocalShell. A lease is long unless a test is about its end.
 """
 
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,7 +31,7 @@ from dflash_model.errors import (
 )
 from dflash_model.stages.protocol import Request
 from tasks.remote import patience
-from tasks.remote.code import pack_code
+from tasks.remote.code import CodeArchive, pack_code
 from tasks.remote.host import StageRun
 from tasks.remote.processes import end_everything
 from tasks.remote.remote_runner import RemoteRunner
@@ -437,3 +439,49 @@ def test_a_full_disk_on_the_host_is_told_as_such(bench: Bench) -> None:
     with pytest.raises(StorageError, match="No room"):
         bench.run("work")
     assert bench.run_dirs() == []
+
+
+SHIPPED_COMPARE = """
+import sys
+def run(context):
+    context.milestone(sys.modules[__name__].__file__)
+    context.milestone(sys.executable)
+    with context.writing() as writer:
+        (writer.path / "out.txt").write_text("x")
+"""
+
+
+@pytest.mark.parametrize("name", ["work", 'a host\'s "work" dir: $HOME, ünïcödé'])
+def test_the_shipped_code_runs_in_any_work_dir_with_a_python_below_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A colon ends an entry of PYTHONPATH: then what is installed there would run instead of what was shipped."""
+    (tmp_path / "home of me" / "bin").mkdir(parents=True)
+    python = tmp_path / "home of me" / "bin" / "python 3"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path / "home of me"))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(pack_code().content)) as packed, zipfile.ZipFile(buffer, "w") as changed:
+        for entry in packed.infolist():
+            content = packed.read(entry)
+            changed.writestr(entry, SHIPPED_COMPARE if entry.filename.endswith("stages/compare.py") else content)
+    work_dir, heard = tmp_path / name, list[Event]()
+    runner = RemoteRunner(
+        LocalShell(),
+        work_dir=PurePosixPath(work_dir),
+        python="~/bin/python 3",
+        code=CodeArchive(content=buffer.getvalue()),
+        threads=1,
+        slots=1,
+        poll_s=0.05,
+    )
+    request = Request(stage="compare", key="compare-x", work_dir=work_dir, inputs={}, parameters={}, local={})
+    runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=heard.append)
+    said = [event["message"] for event in heard if event["event"] == "milestone"]
+    assert Path(said[0]).is_relative_to(work_dir / "code"), "not what is installed here"
+    assert runner_left(work_dir) == []
+
+
+def runner_left(work_dir: Path) -> list[Path]:
+    return list((work_dir / "runs").glob("*"))

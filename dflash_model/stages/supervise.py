@@ -61,7 +61,7 @@ class Orders:
         data, request = read_json(run_dir / "supervise.json"), read_json(run_dir / "request.json")
         try:
             return cls(
-                python=str(data["python"]),
+                python=os.path.expanduser(str(data["python"])),  # noqa: PTH111 - ~ means the user's home on this host
                 stage=str(request["stage"]),
                 lease_s=float(data["lease_s"]),
                 deadline_s=float(data["deadline_s"]),

@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 from dflash_model.errors import HostError
+from tasks.remote.command import program
 from tasks.remote.shell import Shell
 
 log = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ def ensure_code(shell: Shell, code: CodeArchive, *, work_dir: PurePosixPath, pyt
     unique = f"{code.digest}.part-{uuid.uuid4().hex}"
     archive, part = final.with_name(f"{unique}.zip"), final.with_name(unique)
     shell.write_small(archive, code.content)
-    words = [python, "-c", _UNPACK, str(archive), str(part), str(final)]
-    done = shell.run(shlex.join(words), timeout_s=UNPACK_TIMEOUT_S)
+    words = ["-c", _UNPACK, str(archive), str(part), str(final)]
+    done = shell.run(f"{program(python)} {shlex.join(words)}", timeout_s=UNPACK_TIMEOUT_S)
     if done.exit_code != 0:
         reason = last_line(done.stderr)
         shell.run(shlex.join(["rm", "-rf", str(archive), str(part)]), timeout_s=LOOK_TIMEOUT_S)

@@ -22,6 +22,11 @@ def quote(path: PurePosixPath | str) -> str:
     return shlex.quote(str(path))
 
 
+def program(path: str) -> str:
+    """A program as one word of an sh script; `~/` in front is the home directory of the user there."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
 def command_line(script: str, *, marker: str, token: str) -> bytes:
     """What the login shell is given: `exec` of an sh that prints marker and pid on stdout, marker on stderr, then is `script`.
 

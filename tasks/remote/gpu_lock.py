@@ -14,17 +14,18 @@ import shlex
 import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 
-from dflash_model.errors import EvalError, HostBusy, HostError
+from dflash_model.errors import EvalError, HostBusy, HostError, HostTaken
 from dflash_model.stages.process_groups import ProcessIdentity
 from tasks.remote import failures
 from tasks.remote.code import last_line
+from tasks.remote.command import program
 from tasks.remote.lease import Lease
 from tasks.remote.patience import Patience
 from tasks.remote.shell import Shell
@@ -33,15 +34,16 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 60.0
 RELEASE_GRACE_S = 15.0
-RENEWALS_A_LIFE = 8
-ENDING_S = 60.0
+RENEWALS_A_LIFE = 4
+LIFETIME_S = 60.0
+LEAVE_TIMEOUT_S = 10.0
 MIB_A_GIB = 1024
 
 
 def lock_lifetime_s(lease_s: float) -> float:
-    """How long a lock outlives its last renewal, where a stage outlives its runner by `lease_s`: longer than the stage does,
-    even if the lock was renewed some time before the lease was, or in vain; and ending a stage takes time."""
-    return 1.5 * lease_s + ENDING_S
+    """How long a lock outlives its last renewal where no stage runs: a stage that outlives its runner keeps the GPU by itself,
+    until its lease of `lease_s` ends it."""
+    return min(LIFETIME_S, lease_s)
 
 
 def this_holder(run_id: str) -> str:
@@ -59,10 +61,14 @@ class HeldGpu:
     cuda: bool
     """nvidia-smi answered, so there is something to compute on."""
 
+    lock: tuple[str, str] = field(default=("", ""), compare=False)
+    """Lock file and token: a stage does not start once another has the lock."""
+
     @property
     def local(self) -> dict[str, Any]:
         """What a stage's request says of it; runners let the program see no other GPU."""
-        return {"gpu": self.number} | ({"device": "cuda"} if self.cuda else {})
+        lock = {"gpu_lock": list(self.lock)} if self.lock[0] else {}
+        return {"gpu": self.number} | ({"device": "cuda"} if self.cuda else {}) | lock
 
 
 class GpuLocks:
@@ -80,32 +86,38 @@ class GpuLocks:
     ) -> None:
         """`gpus` in order of preference. A lock that is not renewed for `lifetime_s` is free to be taken."""
         self._shell, self._python = shell, python
-        self._directory = work_dir / "locks"
+        self._directory, self._runs = work_dir / "locks", work_dir / "runs"
         self._gpus, self._min_free_gib, self._lifetime_s = tuple(gpus), min_free_gib, lifetime_s
 
     @contextmanager
-    def holding(self, holder: str) -> Iterator[HeldGpu]:
-        """Hold a GPU while the body runs, which runs a stage there. Raises HostBusy where none is free, HostError.
+    def holding(self, holder: str, *, ticket: str | None = None) -> Iterator[HeldGpu]:
+        """Hold a GPU while the body runs, which runs a stage there. Raises HostBusy (HostTaken: one may wait), HostError.
 
-        Where the body's error says that the stage may run on, the lock is not given back: it ends by itself, after the stage.
+        `ticket`: the caller waits in the queue under this name, and asks again or calls `leave`. Where the body's error says
+        that the stage may run on, the lock is not given back: it ends by itself, after the stage.
         """
         token = uuid.uuid4().hex
-        gpu = self._take(holder, token)
-        done, over = False, True
-        try:
-            with Lease(_Renewal(functools.partial(self._renew, gpu.number, token)), every_s=self._lifetime_s / RENEWALS_A_LIFE):
-                yield gpu
-            done = True
-        except BaseException as exc:
-            over = not failures.may_still_run(exc)
-            raise
-        finally:
-            if over:
-                self._release(gpu.number, token, patient=done)
-            else:
-                log.warning("[%s] gpu %d stays ours for up to %g s", self._shell.name, gpu.number, self._lifetime_s)
+        gpu = self._take(holder, token, ticket)
+        with ExitStack() as stack:
+            stack.push(functools.partial(self._give_back, gpu.number, token))
+            every_s = self._lifetime_s / RENEWALS_A_LIFE
+            stack.enter_context(Lease(_Renewal(functools.partial(self._renew, gpu.number, token)), every_s=every_s))
+            yield gpu
 
-    def _take(self, holder: str, token: str) -> HeldGpu:
+    def leave(self, ticket: str) -> None:
+        """Wait no more; where the host does not hear it, it forgets us after a while."""
+        try:
+            self._call("leave", "", timeout_s=LEAVE_TIMEOUT_S, ticket=ticket)
+        except EvalError as exc:
+            log.debug("the queue was not left: %s", exc.problem)
+
+    def _give_back(self, gpu: int, token: str, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and failures.may_still_run(error):
+            log.warning("[%s] gpu %d stays taken until its stage has ended", self._shell.name, gpu)
+        else:
+            self._release(gpu, token, patient=error is None)
+
+    def _take(self, holder: str, token: str, ticket: str | None) -> HeldGpu:
         wanted = None if self._min_free_gib is None else self._min_free_gib * MIB_A_GIB
         answer = self._call(
             "take",
@@ -115,17 +127,21 @@ class GpuLocks:
             ttl_s=self._lifetime_s,
             gpus=self._gpus,
             min_free_mib=wanted,
+            runs=str(self._runs),
+            ticket=ticket,
         )
         if answer["gpu"] is None:
             reasons = "; ".join(self._why(refused) for refused in answer["refused"])
-            raise HostBusy(
+            will_pass = any(self._will_pass(refused, wanted or 0.0) for refused in answer["refused"])
+            raise (HostTaken if will_pass else HostBusy)(
                 f"[{self._shell.name}] no GPU is free: {reasons}.",
                 "Wait for it, or name another host with --place. A lock whose holder is gone ends by itself.",
             )
         if answer["instead_of"] is not None:
             log.warning("[%s] gpu %d: the lock of %s had expired", self._shell.name, answer["gpu"], answer["instead_of"])
         log.info("[%s] gpu %d is ours", self._shell.name, answer["gpu"])
-        return HeldGpu(number=answer["gpu"], cuda=answer["cuda"])
+        lock = str(self._directory / f"gpu-{answer['gpu']}"), token
+        return HeldGpu(number=answer["gpu"], cuda=answer["cuda"], lock=lock)
 
     def _renew(self, gpu: int, token: str) -> bool:
         held: bool = self._call("renew", token, gpu=gpu, ttl_s=self._lifetime_s)["held"]
@@ -147,10 +163,10 @@ class GpuLocks:
         except EvalError as exc:
             log.warning("the lock of gpu %d ends by itself within %g s: %s", gpu, self._lifetime_s, exc.problem)
 
-    def _call(self, do: str, token: str, **order: Any) -> dict[str, Any]:
+    def _call(self, do: str, token: str, *, timeout_s: float = CALL_TIMEOUT_S, **order: Any) -> dict[str, Any]:
         text = json.dumps({"do": do, "directory": str(self._directory), "token": token, **order})
-        script = f"exec {shlex.join([self._python, '-I', '-', text])}"
-        done = self._shell.run(script, timeout_s=CALL_TIMEOUT_S, stdin=_program())
+        script = f"exec {program(self._python)} {shlex.join(['-I', '-', text])}"
+        done = self._shell.run(script, timeout_s=timeout_s, stdin=_program())
         try:
             if done.exit_code != 0:
                 raise ValueError(done.exit_code)
@@ -162,14 +178,23 @@ class GpuLocks:
             ) from exc
         return answer
 
+    def _will_pass(self, refused: Mapping[str, Any], wanted_mib: float) -> bool:
+        """Somebody uses it, with a lock or without. A GPU that is not there or too small, or an nvidia-smi that fails, stays so."""
+        return any(key in refused for key in ("holder", "next", "run")) or refused.get("total_mib", -1.0) >= wanted_mib
+
     def _why(self, refused: Mapping[str, Any]) -> str:
         match refused:
             case {"problem": problem}:
                 return str(problem)
-            case {"gpu": gpu, "holder": holder, "expired": True}:
-                return f"gpu {gpu} is held by {holder}, which still runs though it does not renew its lock"
-            case {"gpu": gpu, "holder": holder, "expires_at": expires_at}:
-                return f"gpu {gpu} is held by {holder} until {_for_people(expires_at)}"
+            case {"gpu": gpu, "holder": holder, "taken_at": since, "expired": True, "run": run}:
+                alive = f", whose stage still runs in {run}" if run else ", which still runs though it does not renew its lock"
+                return f"gpu {gpu} is held by {holder} since {_for_people(since)}{alive}"
+            case {"gpu": gpu, "holder": holder, "taken_at": since, "expires_at": expires_at}:
+                return f"gpu {gpu} is held by {holder} since {_for_people(since)} until {_for_people(expires_at)} or longer"
+            case {"gpu": gpu, "next": holder, "since": since}:
+                return f"gpu {gpu} is next for {holder}, which waits for it since {_for_people(since)}"
+            case {"gpu": gpu, "run": run}:
+                return f"gpu {gpu} is used by the stage that runs in {run}"
             case {"gpu": gpu, "there_are": numbers}:
                 return f"gpu {gpu} is not there, only {', '.join(map(str, numbers))}"
             case {"gpu": gpu, "free_mib": free_mib, "total_mib": total_mib}:
@@ -190,16 +215,16 @@ class _Renewal:
 
 
 def lock_sentence(name: str, content: str) -> str:
-    """A lock file for people: who holds `name` until when. What is no lock of ours is given as it is."""
+    """A lock file for people: who holds `name` since when. What is no lock of ours is given as it is."""
     try:
         data = json.loads(content)
-        return f"{name} held by {data['holder']} until {_for_people(data['expires_at'])}"
+        return f"{name} held by {data['holder']} since {_for_people(data['taken_at'])} until {_for_people(data['expires_at'])} or longer"
     except (ValueError, KeyError, TypeError):
         return f"{name} {content}".strip()
 
 
-def _for_people(expires_at: str) -> str:
-    return f"{datetime.fromisoformat(expires_at).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _for_people(moment: str) -> str:
+    return f"{datetime.fromisoformat(moment).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 @functools.lru_cache(maxsize=1)

@@ -95,7 +95,7 @@ class HostEntry:
     """Stage programs at a time."""
 
     python: str | None
-    """Interpreter for stage programs; None: the one that runs the flow, with `via: ssh` the host's python3."""
+    """Interpreter for stage programs, `~/` in front is the home directory there; None: the one that runs the flow, with `via: ssh` the host's python3."""
 
     ssh: SshAccess | None = None
     """Given for `via: ssh` alone."""
@@ -173,7 +173,7 @@ def _entry(path: Path, name: str, fields: Any) -> HostEntry:
         roles=tuple(roles),
         threads=_threads(where, fields, roles, via),
         slots=_count(where, fields, "slots", 1),
-        python=_text(where, fields, "python"),
+        python=_python(where, fields, via),
         ssh=_ssh_access(path, where, fields) if via == SSH else None,
         gpus=_gpus(where, fields, roles),
         min_gpu_memory_gib=_min_gpu_memory(where, fields),
@@ -275,6 +275,18 @@ def _text(where: str, fields: dict[str, Any], key: str) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
         raise InputError(f"{where}: `{key}` is {value!r}.", "Give a word in quotes, or leave it out.")
     return value
+
+
+def _python(where: str, fields: dict[str, Any], via: str) -> str | None:
+    """An absolute path, or a program's name; `~` of another host is that host's to expand."""
+    text = _text(where, fields, "python")
+    if text is None or not text.startswith("~"):
+        return text
+    if via == LOCAL:
+        return str(Path(text).expanduser())
+    if not text.startswith("~/"):
+        raise InputError(f"{where}: `python` {text!r} names another user's home.", "Give the whole path as that host has it.")
+    return text
 
 
 def _count(where: str, fields: dict[str, Any], key: str, default: int) -> int:

@@ -2,14 +2,17 @@
 imports nothing but the standard library.
 
     python -I - ORDER        ORDER, a JSON object, says what to `do` in which `directory`; the answer is one JSON object
-    take     {token, holder, process, ttl_s, gpus, min_free_mib} ->  {gpu, cuda, instead_of} or {gpu: null, refused: [...]}
-    renew    {token, ttl_s, gpu}                                 ->  {held}
-    release  {token, gpu}                                        ->  {held}
+    take     {token, holder, process, ttl_s, gpus, min_free_mib, runs, ticket} ->  {gpu, cuda, instead_of} or {gpu: null, refused: [...]}
+    renew    {token, ttl_s, gpu}                                               ->  {held}
+    release  {token, gpu}                                                      ->  {held}
+    leave    {ticket}                                                          ->  {held}
 
 A lock is the file gpu-N: {holder, taken_at, expires_at, process, token}, times by this host's clock. It is free once it has
-expired, unless its holder is a process of this machine that still runs (it may be stopped). Whoever looks at locks in order to
-change them holds the guard, a lock of the kernel's that ends with its process: so nothing comes between look and change, and
-nobody who is killed in between is in anyone's way.
+expired, unless its holder is a process of this machine that still runs (it may be stopped), or a stage below `runs` that was
+given this GPU still has its supervisor: a relay that died leaves its stage to its lease, and not a moment longer is the GPU
+taken. Whoever waits gives a `ticket`: the file `queue` has those who wait in the order in which they came, and forgets whoever
+does not ask again. Whoever looks at any of this in order to change it holds the guard, a lock of the kernel's that ends with
+its process: so nothing comes between look and change, and nobody who is killed in between is in anyone's way.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ QUERY = ("--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,no
 LOOK_TIMEOUT_S = 20.0
 KILL_WAIT_S = 1.0
 UNKNOWN_HOLDER = "an unknown holder"
+FORGOTTEN_S = 60.0
+"""Whoever waits asks again sooner than this, or has gone."""
 
 
 def take(order: dict[str, Any]) -> dict[str, Any]:
@@ -43,21 +48,102 @@ def take(order: dict[str, Any]) -> dict[str, Any]:
         return {"gpu": None, "refused": [{"problem": problem}]}
     refused: list[dict[str, Any]] = []
     with guarded(directory):
+        queue = Queue(directory / "queue", order.get("ticket"))
+        used = gpus_in_use(order.get("runs"))
         for gpu in order["gpus"]:
             path = directory / f"gpu-{gpu}"
             lock = read_lock(path, ttl_s=order["ttl_s"])
-            expired = lock is None or lock["expires"] <= time.time()
-            if lock is not None and (not expired or runs_here(lock["process"])):
-                held = {"holder": lock["holder"], "expires_at": spelled(lock["expires"]), "expired": expired}
-                refused.append({"gpu": gpu, **held})
-                continue
+            why = why_taken(lock, used.get(gpu)) or queue.who_is_before(gpu)
             lacking = None if memory is None else lack_of_memory(memory, gpu, order["min_free_mib"])
-            if lacking is not None:
-                refused.append({"gpu": gpu, **lacking})
+            if why or lacking:
+                refused.append({"gpu": gpu, **(why or lacking or {})})
                 continue
             write_lock(path, order)
+            queue.leave()
             return {"gpu": gpu, "cuda": memory is not None, "instead_of": lock["holder"] if lock else None}
+        queue.wait(order["holder"], order["gpus"])
     return {"gpu": None, "refused": refused}
+
+
+def why_taken(lock: dict[str, Any] | None, run: str | None) -> dict[str, Any] | None:
+    """What speaks against a GPU with this lock, used by the stage in the directory `run`; None: it is free."""
+    if lock is None:
+        return None if run is None else {"run": run}
+    expired = lock["expires"] <= time.time()
+    if expired and run is None and not runs_here(lock["process"]):
+        return None
+    times = {"taken_at": lock["taken_at"], "expires_at": spelled(lock["expires"])}
+    return {"holder": lock["holder"], "expired": expired, "run": run} | times
+
+
+def gpus_in_use(runs: str | None) -> dict[int, str]:
+    """GPU -> directory of a stage that was given it and whose supervisor lives; `runs`: where this host's stages run."""
+    found = {}
+    for pid_file in Path(runs).glob("*/pid") if runs else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            gpu = json.loads((pid_file.parent / "request.json").read_text())["local"].get("gpu")
+            if gpu is not None and runs_here(json.loads(pid_file.read_text())):
+                found[int(gpu)] = str(pid_file.parent)
+    return found
+
+
+class Queue:
+    """Those who wait, in the order in which they came: {ticket, holder, gpus, since, seen}. Only under the guard."""
+
+    def __init__(self, path: Path, ticket: str | None) -> None:
+        self._path, self._ticket = path, ticket
+        self._found = self._read()
+        fresh = time.time() - FORGOTTEN_S
+        self._waiting = [one for one in self._found if one["seen"] > fresh]
+
+    def who_is_before(self, gpu: int) -> dict[str, Any] | None:
+        """The first who waits for this GPU and came before; None where nobody did."""
+        for one in self._waiting:
+            if one["ticket"] == self._ticket:
+                return None
+            if gpu in one["gpus"]:
+                return {"next": one["holder"], "since": spelled(one["since"])}
+        return None
+
+    def wait(self, holder: str, gpus: list[int]) -> None:
+        """Note that the caller waits on; without a ticket it does not."""
+        now = time.time()
+        mine = next((one for one in self._waiting if one["ticket"] == self._ticket), None)
+        if mine is None and self._ticket is not None:
+            mine = {"ticket": self._ticket, "holder": holder, "gpus": list(gpus), "since": now}
+            self._waiting.append(mine)
+        if mine is not None:
+            mine["seen"] = now
+        self._write()
+
+    def leave(self) -> None:
+        """The caller waits no more."""
+        self._waiting = [one for one in self._waiting if one["ticket"] != self._ticket]
+        self._write()
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            keys = ("ticket", "holder", "gpus", "since", "seen")
+            return [{key: one[key] for key in keys} for one in json.loads(self._path.read_text())]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []  # nobody waits, or the file is damaged: then those who wait come again, in the order of their asking
+
+    def _write(self) -> None:
+        if self._waiting:
+            part = self._path.with_name(f".{self._path.name}.new")
+            part.write_text(json.dumps(self._waiting))
+            part.replace(self._path)
+        elif self._path.exists():
+            self._path.unlink()
+
+
+def leave(order: dict[str, Any]) -> dict[str, Any]:
+    """Wait no more."""
+    directory = Path(order["directory"])
+    if directory.is_dir():
+        with guarded(directory):
+            Queue(directory / "queue", order["ticket"]).leave()
+    return {"held": False}
 
 
 def renew(order: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +185,7 @@ def guarded(directory: Path) -> Iterator[None]:
 
 
 def read_lock(path: Path, *, ttl_s: float) -> dict[str, Any] | None:
-    """{holder, token, process, expires} of a lock file, None where there is none. One that cannot be read was taken when written."""
+    """{holder, token, process, taken_at, expires} of a lock file, None where there is none. One that cannot be read was taken when written."""
     try:
         with path.open() as file:
             changed = os.fstat(file.fileno()).st_mtime
@@ -108,12 +194,19 @@ def read_lock(path: Path, *, ttl_s: float) -> dict[str, Any] | None:
             "holder": str(content["holder"]),
             "token": content.get("token"),
             "process": content.get("process"),
+            "taken_at": spelled(seconds_of(content.get("taken_at", changed))),
             "expires": seconds_of(content["expires_at"]),
         }
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        return {"holder": UNKNOWN_HOLDER, "token": None, "process": None, "expires": changed + ttl_s}
+        return {
+            "holder": UNKNOWN_HOLDER,
+            "token": None,
+            "process": None,
+            "taken_at": spelled(changed),
+            "expires": changed + ttl_s,
+        }
 
 
 def write_lock(path: Path, order: dict[str, Any]) -> None:
@@ -199,7 +292,7 @@ def seconds_of(value: Any) -> float:
 def main() -> None:
     """Carry out the order in argv and print the answer."""
     order = json.loads(sys.argv[1])
-    print(json.dumps({"take": take, "renew": renew, "release": release}[order["do"]](order)))
+    print(json.dumps({"take": take, "renew": renew, "release": release, "leave": leave}[order["do"]](order)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tasks.remote.connection import Connection
 from tasks.remote.endpoint import Endpoint, Timeouts, resolve_endpoint
 from tasks.remote.gpu_lock import GpuLocks, lock_lifetime_s
 from tasks.remote.host import Host
-from tasks.remote.inventory import SSH, HostEntry, SshAccess
+from tasks.remote.inventory import LEASE_S, SSH, HostEntry, SshAccess
 from tasks.remote.local import LocalHost
 from tasks.remote.local_shell import LocalShell
 from tasks.remote.remote_runner import RemoteRunner
@@ -42,8 +42,7 @@ def open_host(entry: HostEntry) -> OpenHost:
     sweep(entry.work_dir)
     python = entry.python or sys.executable
     host = LocalHost(entry.name, entry.work_dir, threads=entry.threads, slots=entry.slots, python=python)
-    # A stage program here ends with its runner at once, so nothing is left to wait for.
-    return OpenHost(host=host, gpus=_gpus(entry, LocalShell(entry.name), python=python, lease_s=0.0))
+    return OpenHost(host=host, gpus=_gpus(entry, LocalShell(entry.name), python=python, lease_s=LEASE_S))
 
 
 def _gpus(entry: HostEntry, shell: Shell, *, python: str, lease_s: float) -> GpuLocks | None:

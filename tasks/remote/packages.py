@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dflash_model.errors import EvalError, HostError
 from tasks.remote.code import PACKAGE, last_line
+from tasks.remote.command import program
 from tasks.remote.shell import Shell
 
 REQUIRED = ("torch", "transformers", "safetensors", "numpy", "scipy")
@@ -60,7 +61,7 @@ class HostPackages:
 
 def probe_packages(shell: Shell, *, python: str) -> HostPackages:
     """Ask a host's interpreter. Raises HostError where it cannot be reached, is not there or is far too old to answer."""
-    done = shell.run(shlex.join([python, "-c", _PROBE, *REQUIRED]), timeout_s=PROBE_TIMEOUT_S)
+    done = shell.run(f"{program(python)} {shlex.join(['-c', _PROBE, *REQUIRED])}", timeout_s=PROBE_TIMEOUT_S)
     try:
         answer = json.loads(done.stdout)
         major, minor, micro = answer["python"]

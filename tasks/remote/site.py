@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,15 +17,16 @@ from typing import Any
 
 from dflash_model.artifacts import Manifest
 from dflash_model.digests import stage_key
-from dflash_model.errors import ArtifactLost, HostBusy, HostError, InputError
+from dflash_model.errors import ArtifactLost, HostError, InputError
 from dflash_model.stages.protocol import Request
 from dflash_model.stages.registry import STAGES
+from tasks.remote.choice import Choice, OnSkip
 from tasks.remote.gpu_lock import this_holder
 from tasks.remote.host import Host, OnEvent, literal_pattern
 from tasks.remote.inventory import RELAY, Inventory, read_inventory, single_machine
 from tasks.remote.ledger import Ledger
 from tasks.remote.opening import open_host
-from tasks.remote.placement import NEEDS_GPU, Avoided, blamed_host
+from tasks.remote.placement import NEEDS_GPU, Avoided
 from tasks.remote.transfer import OnBytes, artifact_path, copy_artifact
 
 log = logging.getLogger(__name__)
@@ -73,10 +74,6 @@ class Found:
 
     host: str
     """Name of the holder."""
-
-
-OnSkip = Callable[[str, str], None]
-"""(host, why it is passed over)"""
 
 
 def _say_nothing(_host: str, _reason: str) -> None:
@@ -173,54 +170,30 @@ class Site:
         deadline_s: float,
         on_event: OnEvent,
         on_skip: OnSkip = _say_nothing,
+        on_wait: OnSkip = _say_nothing,
         run_id: str = "",
+        gpu_wait_s: float = 0.0,
     ) -> Found:
         """The artifact of `work`: found on any host, or made on the first of `hosts` that can. Small ones are kept on the relay too.
 
-        `run_id` tells others who holds a GPU. Raises HostError with every candidate's reason where none can; a stage's own error is raised as it is.
+        `run_id` tells others who holds a GPU. Where others have all GPUs, one is waited for, up to `gpu_wait_s`. Raises HostError
+        with every candidate's reason where none can; a stage's own error is raised as it is.
         """
         found = self.find(work.key, prefer=hosts[0])
         if found is None:
 
-            def make(name: str) -> Found:
-                return self._make(work, name, log_path=log_path, deadline_s=deadline_s, on_event=on_event, run_id=run_id)
+            def make(name: str, ticket: str | None) -> Found:
+                for key, _ in work.inputs.values():
+                    self.bring(key, name)
+                return self._make(
+                    work, name, log_path=log_path, deadline_s=deadline_s, on_event=on_event, run_id=run_id, ticket=ticket
+                )
 
-            found = self._make_somewhere(work, hosts, make=make, on_skip=on_skip)
+            choice = Choice(work.stage, hosts, avoided=self.avoided, on_skip=on_skip, on_wait=on_wait, leave=self._leave_queue)
+            found = choice.first_that_can(make, wait_s=gpu_wait_s)
         if STAGES[work.stage].small:
             self.bring(work.key, RELAY)
         return found
-
-    def _make_somewhere(self, work: Work, hosts: Sequence[str], *, make: Callable[[str], Found], on_skip: OnSkip) -> Found:
-        reasons: list[HostError] = []
-        for name in hosts:
-            avoided = self.avoided.reason(name)
-            if avoided is not None:
-                reasons.append(HostError(avoided))
-                on_skip(name, avoided)
-                continue
-            try:
-                for key, _ in work.inputs.values():
-                    self.bring(key, name)
-                return make(name)
-            except HostBusy as exc:
-                # The host is well: it keeps being asked for what it holds, and for a GPU the next time.
-                reasons.append(exc)
-                on_skip(name, exc.problem)
-            except HostError as exc:
-                blamed = blamed_host(exc) or name
-                self.avoided.note(blamed, exc.problem)
-                if blamed != name:
-                    raise ArtifactLost(
-                        f"An input of {work.stage} cannot be fetched: {exc.problem}", "Run again; it will be made anew."
-                    ) from exc
-                reasons.append(exc)
-                on_skip(name, exc.problem)
-        if len(reasons) == 1:
-            raise reasons[0]
-        raise HostError(
-            f"No host can run {work.stage}: {' '.join(reason.problem for reason in reasons)}",
-            "Mend one of them, or name another with --place.",
-        )
 
     def key_of(self, stage: str, inputs: dict[str, tuple[str, str]], parameters: dict[str, Any]) -> str:
         """The key that this stage would have."""
@@ -236,9 +209,24 @@ class Site:
         files = [f for f in there.glob(f"{literal_pattern(directory)}/*") if not f.is_dir]
         return [[f.path.name, f.size_bytes, f.mtime_ns] for f in files]
 
-    def _make(self, work: Work, name: str, *, log_path: Path, deadline_s: float, on_event: OnEvent, run_id: str) -> Found:
+    def _leave_queue(self, name: str, ticket: str) -> None:
+        gpus = self._gpus[name]
+        if gpus is not None:
+            gpus.leave(ticket)
+
+    def _make(
+        self,
+        work: Work,
+        name: str,
+        *,
+        log_path: Path,
+        deadline_s: float,
+        on_event: OnEvent,
+        run_id: str,
+        ticket: str | None,
+    ) -> Found:
         host = self.host(name)
-        with self._gpu_facts(work, name, run_id) as gpu:
+        with self._gpu_facts(work, name, run_id, ticket) as gpu:
             request = Request(
                 stage=work.stage,
                 key=work.key,
@@ -253,14 +241,14 @@ class Site:
         return Found(manifest=run.manifest, host=name)
 
     @contextmanager
-    def _gpu_facts(self, work: Work, name: str, run_id: str) -> Iterator[dict[str, Any]]:
+    def _gpu_facts(self, work: Work, name: str, run_id: str, ticket: str | None) -> Iterator[dict[str, Any]]:
         """What a request says of its GPU, which is held while the body runs; {} where the stage or the host has none to hold."""
         # A stage that asks a serving engine computes nothing itself, and the engine is likely to fill the GPU.
         gpus = self._gpus[name] if work.stage in NEEDS_GPU and "server" not in work.local else None
         if gpus is None:
             yield {}
             return
-        with gpus.holding(this_holder(run_id)) as gpu:
+        with gpus.holding(this_holder(run_id), ticket=ticket) as gpu:
             yield gpu.local
 
 

@@ -7,6 +7,7 @@ twice. The file formats are those of dflash_model/stages/supervise.py, which run
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dflash_model.errors import HostError
 from dflash_model.stages.process_groups import KILL_GRACE_S, TERM_GRACE_S, ProcessIdentity
 from dflash_model.stages.protocol import Request
 from tasks.remote.code import last_line
+from tasks.remote.command import program
 from tasks.remote.shell import Completed, Shell
 
 CALL_TIMEOUT_S = 30.0
@@ -58,19 +60,24 @@ class SupervisedRun:
         self, shell: Shell, directory: PurePosixPath, *, python: str, code_dir: PurePosixPath, variables: Mapping[str, str]
     ) -> None:
         self._shell, self._directory, self._python = shell, directory, python
-        self._variables = {**variables, "PYTHONPATH": str(code_dir)}
+        # A colon would end the entry; a relative path has none, and Python makes it absolute when it starts, in the run directory.
+        place = os.path.relpath(code_dir, directory) if ":" in str(code_dir) else str(code_dir)
+        self._variables = {**variables, "PYTHONPATH": place}
         self._cd = f"cd {shlex.quote(str(directory))}"
         self._supervisor: ProcessIdentity | None = None
+        self._gpu_lock: tuple[str, str] | None = None
 
     def write(self, request: Request, *, lease_s: float, deadline_s: float) -> None:
         """Make the directory; the orders come first, since they mark it as one of ours. Raises HostError, StorageError."""
+        if "gpu_lock" in request.local:
+            self._gpu_lock = tuple(request.local["gpu_lock"])
         orders = {"python": self._python, "lease_s": lease_s, "deadline_s": deadline_s}
         self._shell.write_small(self._directory / "supervise.json", json.dumps(orders).encode())
         self._shell.write_small(self._directory / "request.json", json.dumps(request.to_json()).encode())
 
     def start(self) -> Completed:
         """Start the supervisor, or find it started; returns when it has detached. `refusal` says what came of it."""
-        return self._run(f"{self._cd} && exec {self._supervise()}")
+        return self._run(f"{self._cd} && {self._require_lock()}exec {self._supervise()}")
 
     def refusal(self, completed: Completed) -> str | None:
         """What was said instead of starting; None when there is a supervisor, which is known from now on."""
@@ -124,10 +131,17 @@ class SupervisedRun:
         wait = f"n=0; while alive && [ $n -lt {10 * REMOVE_WAIT_S} ]; do sleep 0.1; n=$((n + 1)); done\n"
         self._run((self._alive() + wait if self._supervisor else "") + f"rm -rf {shlex.quote(str(self._directory))}")
 
+    def _require_lock(self) -> str:
+        """A start that comes late, after a cut link, must not meet another's stage on the GPU that was ours. Started is started."""
+        if self._gpu_lock is None:
+            return ""
+        file, token = map(shlex.quote, self._gpu_lock)
+        return f"{{ [ -e pid ] || grep -qsF -e {token} -- {file} || {{ echo the GPU was given to another meanwhile >&2; exit 1; }}; }} && "
+
     def _supervise(self, *options: str) -> str:
         assignments = [f"{name}={value}" for name, value in self._variables.items()]
-        module = "dflash_model.stages.supervise"
-        return shlex.join(["env", *assignments, self._python, "-m", module, str(self._directory), *options]) + " </dev/null"
+        module = ["-m", "dflash_model.stages.supervise", str(self._directory), *options]
+        return f"env {shlex.join(assignments)} {program(self._python)} {shlex.join(module)} </dev/null"
 
     def _alive(self) -> str:
         assert self._supervisor is not None, "asked before it was started"
