@@ -1,6 +1,6 @@
 """Directories whose manifest comes last, and files that appear whole or not at all.
 
-A reader never sees half an artifact: everything is written to a `.part-<pid>` sibling, synced and renamed.
+A reader never sees half an artifact: everything is written to a part beside it (see parts.py), synced and renamed.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dflash_model.artifacts import FileEntry, Manifest
 from dflash_model.digests import file_digest
 from dflash_model.errors import EvalError, StorageError, from_os_error
+from dflash_model.parts import STALE_AFTER_S, is_dead, part_name, writer_of
 
 MANIFEST_NAME = "manifest.json"
 
@@ -26,8 +28,8 @@ def artifacts_dir(work_dir: Path) -> Path:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a small file whole: `.part-<pid>` beside it, fsync, rename. Raises EvalError."""
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    """Write a small file whole: a part beside it, fsync, rename. Raises EvalError."""
+    part = path.with_name(part_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
@@ -73,7 +75,7 @@ def writing_artifact(work_dir: Path, *, kind: str, key: str) -> Iterator[Artifac
     meanwhile, its artifact stays and ours is dropped. Raises EvalError.
     """
     root = artifacts_dir(work_dir)
-    part = root / f"{key}.part-{os.getpid()}"
+    part = root / part_name(key)
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_dead_parts(root, key)
@@ -117,10 +119,14 @@ def _has_manifest(path: Path) -> bool:
 
 
 def remove_dead_parts(root: Path, pattern: str) -> None:
-    """Remove files and directories `<pattern>.part-<pid>` below `root` (a glob) whose process is gone."""
+    """Remove files and directories `<pattern>.part-*` below `root` (a glob) whose writer is gone, or untouched for a day if the
+    name tells no writer that can be asked after."""
     for part in list(root.glob(f"{pattern}.part-*")):
-        pid = part.name.rpartition("-")[2]
-        if pid.isdigit() and _alive(int(pid)):
+        dead = is_dead(writer_of(part.name))
+        if dead is None:
+            with suppress(OSError):
+                dead = time.time() - part.stat().st_mtime > STALE_AFTER_S
+        if not dead:
             continue
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
@@ -132,16 +138,6 @@ def sweep(work_dir: Path) -> None:
     """Remove what killed writers left in a work directory, where a run starts: nobody else would come by every name again."""
     for place in ("artifacts", "ledger", "samples", "incoming"):
         remove_dead_parts(work_dir / place, "**/*")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def describe_files(path: Path) -> tuple[FileEntry, ...]:

@@ -104,6 +104,8 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any] | State[Any]:
         if not known_end:
             # The run itself is being ended (a signal, a cancel): nobody shall wait for stages that still run.
             end_everything()
+        else:
+            place.site().sweep()
         place.site().close()
     stages = [row.to_json() for row in book.account.rows]
     sources = [{"host": found.host, "path": found.path} for found in book.found]

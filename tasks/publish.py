@@ -17,6 +17,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from dflash_model.errors import StorageError
 from dflash_model.history import evaluations
+from dflash_model.parts import part_name
 from dflash_model.report import render_report
 from dflash_model.storage import read_json, write_file, write_json
 from dflash_model.table import drafter_markdown
@@ -32,7 +33,7 @@ def write_run(comparison: Path, run: dict[str, Any], directory: Path) -> dict[st
     result: dict[str, Any] = read_json(comparison / RESULT_FILE)
     write_json(directory / RUN_FILE, run)
     write_file(directory / REPORT_FILE, render_report(result, run).encode())
-    part = directory / f"{RESULT_FILE}.part-{os.getpid()}"
+    part = directory / part_name(RESULT_FILE)
     shutil.copyfile(comparison / RESULT_FILE, part)
     part.replace(directory / RESULT_FILE)
     _point_latest(directory)

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dflash_model.artifacts import Manifest
 from dflash_model.errors import EvalError, InputError, StorageError
+from dflash_model.parts import part_name
 from dflash_model.storage import (
     artifacts_dir,
     find_artifact,
@@ -79,24 +81,35 @@ def test_a_killed_writer_leaves_a_part_that_is_no_artifact_and_the_next_writer_r
 
 def test_a_sweep_removes_what_dead_writers_left_and_nothing_else(tmp_path: Path) -> None:
     make(tmp_path, "k")
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"ledger/x.json.part-{dead.pid}", f"artifacts/k2.part-{dead.pid}/f", f"incoming/abc/c.pt.part-{dead.pid}"):
+    code = "from dflash_model.parts import this_writer; print(this_writer())"
+    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    mine = part_name("y.json")
+    for name in (f"ledger/x.json.part-{dead}", f"artifacts/k2.part-{dead}/f", f"incoming/abc/c.pt.part-{dead}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
-    (tmp_path / "ledger" / f"y.json.part-{os.getpid()}").write_bytes(b"mine")
+    (tmp_path / "ledger" / mine).write_bytes(b"mine")
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / f"z.part-{dead.pid}").write_bytes(b"the user's")
+    (tmp_path / "models" / f"z.part-{dead}").write_bytes(b"the user's")
+    for name, age_s in (("young", 3600), ("old", 25 * 3600)):
+        path = tmp_path / "ledger" / f"{name}.part-4711"
+        path.write_bytes(b"of whom?")
+        os.utime(path, (time.time() - age_s,) * 2)
     sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*.part-*")) == [f"y.json.part-{os.getpid()}", f"z.part-{dead.pid}"]
+    assert sorted(path.name for path in tmp_path.rglob("*.part-*")) == sorted([mine, f"z.part-{dead}", "young.part-4711"])
     assert find_artifact(tmp_path, "k") is not None
 
 
 def test_a_part_of_a_living_writer_is_left_alone(tmp_path: Path) -> None:
-    part = artifacts_dir(tmp_path) / f"k.part-{os.getppid()}"
-    part.mkdir(parents=True)
-    make(tmp_path, "k")
-    assert part.is_dir()
+    code = "from dflash_model.parts import this_writer; print(this_writer(), flush=True); input()"
+    writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        part = artifacts_dir(tmp_path) / f"k.part-{writer.stdout.readline().strip()}"
+        part.mkdir(parents=True)
+        make(tmp_path, "k")
+        assert part.is_dir()
+    finally:
+        writer.communicate("")
 
 
 def test_a_file_that_shrank_or_vanished_makes_the_artifact_missing(tmp_path: Path) -> None:

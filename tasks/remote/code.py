@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 from dflash_model.errors import HostError
+from dflash_model.parts import part_name
 from tasks.remote.command import program
 from tasks.remote.shell import Shell
 
@@ -92,10 +93,12 @@ def ensure_code(shell: Shell, code: CodeArchive, *, work_dir: PurePosixPath, pyt
     Raises HostError, StorageError.
     """
     final = work_dir / "code" / code.digest
-    if shell.run(f"test -d {shlex.quote(str(final))}", timeout_s=LOOK_TIMEOUT_S).exit_code == 0:
+    place = shlex.quote(str(final))
+    # Touched: what was used last is kept longest.
+    if shell.run(f"test -d {place} && {{ touch -c {place} || :; }}", timeout_s=LOOK_TIMEOUT_S).exit_code == 0:
         return final
-    unique = f"{code.digest}.part-{uuid.uuid4().hex}"
-    archive, part = final.with_name(f"{unique}.zip"), final.with_name(unique)
+    unique = f"{code.digest}.{uuid.uuid4().hex[:8]}"
+    archive, part = final.with_name(part_name(f"{unique}.zip")), final.with_name(part_name(unique))
     shell.write_small(archive, code.content)
     words = ["-c", _UNPACK, str(archive), str(part), str(final)]
     done = shell.run(f"{program(python)} {shlex.join(words)}", timeout_s=UNPACK_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +13,7 @@ from tasks.remote.connection import Connection
 from tasks.remote.endpoint import Endpoint, Timeouts, resolve_endpoint
 from tasks.remote.gpu_lock import GpuLocks, lock_lifetime_s
 from tasks.remote.host import Host
+from tasks.remote.host_sweep import sweep_host
 from tasks.remote.inventory import LEASE_S, SSH, HostEntry, SshAccess
 from tasks.remote.local import LocalHost
 from tasks.remote.local_shell import LocalShell
@@ -33,6 +35,9 @@ class OpenHost:
 
     gpus: GpuLocks | None
     """Its GPUs; None where the entry names none."""
+
+    sweep: Callable[[], None] = lambda: None
+    """Remove what killed writers left there, if it is connected. A host with the role train alone is never written to."""
 
 
 def open_host(entry: HostEntry) -> OpenHost:
@@ -115,4 +120,9 @@ def _over_ssh(entry: HostEntry) -> OpenHost:
         grace_s=access.grace_s,
         throttle=Throttle(access.max_mb_per_s * 1e6 if access.max_mb_per_s is not None else None),
     )
-    return OpenHost(host=host, gpus=gpus)
+
+    def sweep_if_connected() -> None:
+        if connection.is_alive and entry.roles != ("train",):
+            sweep_host(shell, work_dir=work_dir, python=python)
+
+    return OpenHost(host=host, gpus=gpus, sweep=sweep_if_connected)

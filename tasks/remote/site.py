@@ -90,6 +90,7 @@ class Site:
         opened = {entry.name: open_host(entry) for entry in inventory.hosts}
         self._hosts = {name: one.host for name, one in opened.items()}
         self._gpus = {name: one.gpus for name, one in opened.items()}
+        self._sweeps = {name: one.sweep for name, one in opened.items()}
         self._holders = [entry.name for entry in inventory.hosts if entry.roles != ("train",)]
         self.avoided = Avoided()
         self._guard = threading.Lock()
@@ -99,6 +100,12 @@ class Site:
         """The host called `name`. Raises InputError."""
         self.inventory.entry(name)
         return self._hosts[name]
+
+    def sweep(self) -> None:
+        """Remove what killed writers left on the hosts that this run uses. Problems are only logged."""
+        for name, sweep in self._sweeps.items():
+            if self.avoided.reason(name) is None:
+                sweep()
 
     def close(self) -> None:
         """Give up every connection; the next question opens them anew."""

@@ -6,6 +6,7 @@ import secrets
 from pathlib import PurePosixPath
 
 from dflash_model.errors import StorageError
+from dflash_model.parts import part_name
 from tasks.remote.command import quote
 from tasks.remote.connection import Connection
 from tasks.remote.remote_script import POLL_S, RemoteScript, remote_script
@@ -55,7 +56,7 @@ class SshShell:
         doing = f"writing {path}"
         if not path.name:
             raise StorageError(f"[{self.name}] {path} is no file name.", "Give the path of a file.")
-        part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
+        part = path.with_name(part_name(f"{path.name}.{secrets.token_hex(4)}"))
         file, to = quote(part), quote(path)
         # A cut link ends the input early, and cat takes that for the end: so the size decides, not cat's exit code.
         script = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
@@ -16,6 +15,7 @@ from typing import Any
 from dflash_model.artifacts import FileEntry, Manifest
 from dflash_model.digests import canonical_json
 from dflash_model.errors import ArtifactLost, CheckpointError, EvalError, HostError, HostFull, StorageError
+from dflash_model.parts import part_name
 from dflash_model.storage import MANIFEST_NAME
 from tasks.remote.host import Host
 
@@ -39,13 +39,13 @@ def copy_file(
     sha256: str | None,
     on_bytes: OnBytes,
 ) -> str:
-    """Copy one file to `to` by way of `to.part-<pid>`; returns its sha256. A cut link is waited for, and the copy goes on.
+    """Copy one file to `to` by way of a part beside it; returns its sha256. A cut link is waited for, and the copy goes on.
 
     Raises HostFull where the destination has no room, StorageError where its copy differs, CheckpointError where the source
     changed under way, HostError where a host stays away.
     """
     require_room(destination, size_bytes)
-    part = to.with_name(f"{to.name}.part-{os.getpid()}")
+    part = to.with_name(part_name(to.name))
     copy = _Copy(source, path, destination, part, size_bytes=size_bytes, on_bytes=on_bytes)
     try:
         streamed = copy.run()
@@ -136,7 +136,7 @@ def copy_artifact(manifest: Manifest, source: Host, destination: Host, *, on_byt
             raise ArtifactLost(f"[{source.name}] part {part} of {manifest.key} is gone.", "Run again; it will be made anew.")
         moved += copy_artifact(part_manifest, source, destination, on_bytes=on_bytes)
     final = artifact_path(destination, manifest.key)
-    part_dir = final.with_name(f"{final.name}.part-{os.getpid()}")
+    part_dir = final.with_name(part_name(final.name))
     origin = artifact_path(source, manifest.key)
     try:
         for entry in manifest.files:
