@@ -16,7 +16,6 @@ from tasks.remote.drafters import RemoteDrafter
 from tasks.remote.incoming import has_arrived
 from tasks.remote.selection import Selection
 from tasks.remote.site import Work
-from tasks.settings import RunPlace
 
 
 class _MadeLater:
@@ -43,9 +42,10 @@ class _Moved:
 class FlowBook:
     """Calls tasks and keeps the account of what ran."""
 
-    def __init__(self, place: RunPlace, *, redo: Collection[str] = ()) -> None:
-        self.place = place
-        self.account = Account(place)
+    def __init__(self, account: Account, *, redo: Collection[str] = ()) -> None:
+        """`account` has what was done so far, in earlier attempts too."""
+        self.place = account.place
+        self.account = account
         self.found: list[RemoteDrafter] = []
         self._redo = set(redo)
 

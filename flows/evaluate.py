@@ -29,6 +29,7 @@ from flows.ending import remember, tell_people
 from flows.parameters import EvaluateParameters
 from flows.pipeline import Outcome, evaluate_with
 from flows.server import OWN_SERVER
+from tasks.call import Account
 from tasks.events import Event, tell
 from tasks.gate import hold_gate
 from tasks.publish import REPORT_FILE, publish
@@ -131,8 +132,9 @@ def evaluate(parameters: EvaluateParameters) -> dict[str, Any] | State[Any]:
 def _evaluate(place: RunPlace, parameters: EvaluateParameters) -> tuple[FlowBook, Outcome]:
     """All stages; again, at most twice, where an artifact was lost with its host or a checkpoint was overwritten: only what is missing runs."""
     redo = redone_stages(parameters.redo_from)
+    account = Account(place)
     for attempt in range(ATTEMPTS):
-        book = FlowBook(place, redo=redo if attempt == 0 else ())
+        book = FlowBook(account, redo=redo if attempt == 0 else ())
         try:
             comparison = evaluate_with(book, parameters)
         except (ArtifactLost, SourceChanged) as exc:

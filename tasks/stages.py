@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from prefect import task
+from prefect.tasks import Task
 
 from tasks.events import Event, tell
 from tasks.progress import ProgressArtifact, run_logger
@@ -71,57 +71,25 @@ def _file_name(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
 
 
-@task(name="identify target", task_run_name="{label}", **CACHED)
-def identify_target(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Fingerprint the target's files where they lie."""
-    return run_work(work, hosts, label, place)
+def _stage_task(name: str, description: str) -> Task[..., dict[str, str]]:
+    """The Prefect task of one stage program."""
+
+    @task(name=name, description=description, task_run_name="{label}", **CACHED)
+    def stage(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
+        return run_work(work, hosts, label, place)
+
+    return stage
 
 
-@task(name="extract weights", task_run_name="{label}", **CACHED)
-def extract_weights(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Take the drafter out of a training checkpoint: model.safetensors and its spec."""
-    return run_work(work, hosts, label, place)
-
-
-@task(name="target tables", task_run_name="{label}", **CACHED)
-def target_tables(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Embedding, head and final norm of the target as one small artifact."""
-    return run_work(work, hosts, label, place)
-
-
-@task(name="references", task_run_name="{label}", **CACHED)
-def references(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Greedy completions of the target as token ids."""
-    return run_work(work, hosts, label, place)
-
-
-@task(name="hidden states", task_run_name="{label}", **CACHED)
-def hidden_states(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """One prefill a sample; the wanted layers, behind the fidelity gate."""
-    return run_work(work, hosts, label, place)
-
-
-@task(name="replay", task_run_name="{label}", **CACHED)
-def replay(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Replay one drafter on one shard of the samples."""
-    return run_work(work, hosts, label, place)
-
-
-@task(name="compare", task_run_name="{label}", **CACHED)
-def compare(key: str, work: dict[str, Any], hosts: list[str], label: str, place: dict[str, Any]) -> dict[str, str]:
-    """Metrics, paired differences and verdicts from the records."""
-    return run_work(work, hosts, label, place)
-
-
-TASK_OF: dict[str, Any] = {
-    "identify-target": identify_target,
-    "extract-weights": extract_weights,
-    "target-tables": target_tables,
-    "references": references,
-    "hidden-states": hidden_states,
-    "replay": replay,
-    "compare": compare,
+TASK_OF: dict[str, Task[..., dict[str, str]]] = {
+    "identify-target": _stage_task("identify target", "Fingerprint the target's files where they lie."),
+    "extract-weights": _stage_task(
+        "extract weights", "Take the drafter out of a training checkpoint: model.safetensors and its spec."
+    ),
+    "target-tables": _stage_task("target tables", "Embedding, head and final norm of the target as one small artifact."),
+    "references": _stage_task("references", "Greedy completions of the target as token ids."),
+    "hidden-states": _stage_task("hidden states", "One prefill a sample; the wanted layers, behind the fidelity gate."),
+    "replay": _stage_task("replay", "Replay one drafter on one shard of the samples."),
+    "compare": _stage_task("compare", "Metrics, paired differences and verdicts from the records."),
 }
 """Stage name -> its task."""
-
-StageTask = Callable[..., Any]

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+import yaml
 
 from dflash_model.errors import HostBusy
 from tasks.remote.gpu_lock import GpuLocks
@@ -70,3 +71,11 @@ def span(path: Path) -> str:
     lock = json.loads(path.read_text())
     since, until = (f"{lock[name][:10]} {lock[name][11:19]} UTC" for name in ("taken_at", "expires_at"))
     return f"since {since} until {until} or longer"
+
+
+def name_gpus(inventory: Path) -> None:
+    """Let both GPU hosts of the lab's inventory name a GPU."""
+    content = yaml.safe_load(inventory.read_text())
+    for name in ("gpu-a", "gpu-b"):
+        content["hosts"][name] |= {"gpus": [0], "min_gpu_memory_gib": 1}
+    inventory.write_text(yaml.safe_dump(content, sort_keys=False))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -210,7 +211,7 @@ def test_the_gpu_of_a_stage_that_runs_on_is_taken_until_its_end_and_no_longer(
     monkeypatch.setenv("PATH", os.defpath)
     shell, work_dir = FaultyShell(), PurePosixPath(bench.work_dir)
     runner = RemoteRunner(
-        shell, work_dir=work_dir, python=python, code=pack_code(), threads=1, slots=1, poll_s=0.05, lease_s=3, grace_s=0.6
+        shell, work_dir=work_dir, python=python, code=pack_code(), threads=1, slots=1, poll_s=0.05, lease_s=6, grace_s=0.6
     )
 
     def run_stage() -> None:
@@ -223,11 +224,13 @@ def test_the_gpu_of_a_stage_that_runs_on_is_taken_until_its_end_and_no_longer(
                 parameters={"sleep_s": 60},
                 local=gpu.local,
             )
-            runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: shell.cut(4))
+            runner.run(request, log_path=tmp_path / "log", deadline_s=60, on_event=lambda _e: shell.cut(7))
 
     with pytest.raises(HostError, match="could not be confirmed that it is gone"):
         run_stage()
-    assert living(tmp_path) != []
+    (supervisor,) = bench.work_dir.glob("runs/*/pid")
+    number = json.loads(supervisor.read_text())["pid"]
+    os.kill(number, signal.SIGSTOP)  # its lease may not end while we look
     lock = json.loads(bench.lock_file().read_text())
     bench.lock_file().write_text(json.dumps(lock | {"process": None}))  # as of a relay that is another machine, and dead
     time.sleep(0.5)
@@ -236,6 +239,7 @@ def test_the_gpu_of_a_stage_that_runs_on_is_taken_until_its_end_and_no_longer(
     bench.lock_file().rename(tmp_path / "removed by hand")
     assert f"gpu 0 is used by the stage that runs in {bench.work_dir}/runs/references-x-" in busy(bench.locks())
     (tmp_path / "removed by hand").rename(bench.lock_file())
+    os.kill(number, signal.SIGCONT)
     end = time.monotonic() + 20
     while living(tmp_path) and time.monotonic() < end:
         time.sleep(0.05)

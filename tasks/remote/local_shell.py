@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 from dflash_model.errors import HostError, from_os_error
@@ -36,16 +37,15 @@ class LocalShell:
             raise HostError(
                 f"[{self._name}] a script could not be started: {exc.strerror}.", "Look at that machine's load."
             ) from exc
-        try:
-            stdout, stderr = child.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired as exc:
-            _kill(child)
-            raise HostError(
-                f"[{self._name}] a script did not end within {timeout_s:g} s.", "Look at that machine's load, then run again."
-            ) from exc
-        except BaseException:
-            _kill(child)
-            raise
+        with ExitStack() as unless_done:
+            unless_done.callback(_kill, child)
+            try:
+                stdout, stderr = child.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired as exc:
+                raise HostError(
+                    f"[{self._name}] a script did not end within {timeout_s:g} s.", "Look at that machine's load, then run again."
+                ) from exc
+            unless_done.pop_all()
         return Completed(exit_code=child.returncode, stdout=stdout, stderr=stderr)
 
     def read_from(self, path: PurePosixPath, offset: int, *, limit: int = 1 << 20) -> bytes:

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,17 +83,13 @@ def run_child(
         except OSError as exc:
             raise failures.cannot_start(what, command[0], str(exc.strerror)) from exc
     seen = _Peak(child.pid)
-    try:
+    with ExitStack() as afterwards:  # last named is first done, whatever is raised
+        afterwards.callback(_close_pipes, child)
+        afterwards.callback(_reap, child)
+        afterwards.callback(_require_gone, child.pid)
         _stream(child, deadline_s=deadline_s, on_event=on_event, what=what, seen=seen)
         _, status, usage = os.wait4(child.pid, 0)
-    except BaseException:
-        _require_gone(child.pid)
-        _reap(child)
-        raise
-    finally:
-        _close_pipes(child)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    _require_gone(child.pid)
+        child.returncode = os.waitstatus_to_exitcode(status)
     peak = seen.best(usage.ru_maxrss * 1024)
     return Ended(exit_code=child.returncode, seconds=time.monotonic() - started, peak_rss_bytes=peak)
 

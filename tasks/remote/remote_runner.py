@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import uuid
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -102,13 +103,11 @@ class RemoteRunner:
         except EvalError:
             self._remove(run)
             raise
-        try:
+        with ExitStack() as afterwards:
+            afterwards.push(functools.partial(self._end, run, follower))
             self._start(run, follower.patience, what)
             with Lease(run.renew_lease, every_s=self._lease_s / RENEWALS_A_LEASE):
                 told = follower.follow()
-        except BaseException as error:
-            self._end(run, follower, error)
-            raise
         try:
             return self._outcome(told, request, run, follower)
         finally:
@@ -120,8 +119,10 @@ class RemoteRunner:
         if refused is not None:
             raise failures.cannot_start(what, self._python, refused)
 
-    def _end(self, run: SupervisedRun, follower: Follower, error: BaseException) -> None:
-        """End what may still run. What cannot be confirmed is added to `error`."""
+    def _end(self, run: SupervisedRun, follower: Follower, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """After an error, end what may still run. What cannot be confirmed is added to `error`."""
+        if error is None:
+            return
         note = self._end_group(run, follower)
         if not note:
             follower.hear_last_words()
