@@ -26,7 +26,7 @@ from dflash_model.stages.registry import STAGES
 from dflash_model.storage import write_json
 from flows.doing import FlowBook
 from flows.ending import remember, tell_people
-from flows.parameters import EvaluateParameters
+from flows.parameters import REQUEST_FILE, EvaluateParameters
 from flows.pipeline import Outcome, evaluate_with
 from flows.server import OWN_SERVER
 from tasks.call import Account
@@ -42,7 +42,7 @@ from tasks.settings import RunPlace
 log = logging.getLogger(__name__)
 ATTEMPTS = 3
 PLACEMENT_VARIABLE = "dflash_eval_placement"
-REQUEST_FILE, ERROR_FILE = "request.json", "error.json"
+ERROR_FILE = "error.json"
 VERSIONS_OF = ("dflash-eval", "prefect", "torch", "transformers", "numpy", "scipy")
 
 

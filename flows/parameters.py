@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
+REQUEST_FILE = "request.json"
+"""The parameters of a run, in its directory."""
+
 
 class Strict(BaseModel):
     """Unknown keys are errors: a misspelt option must not be ignored."""

@@ -153,8 +153,7 @@ def _moves(row: PlanRow) -> str:
 
 def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParameters:
     """The parameters of an earlier run, with the options of `dflash-eval rerun`. Raises InputError where there is no such run."""
-    from flows.evaluate import REQUEST_FILE
-    from flows.parameters import EvaluateParameters
+    from flows.parameters import REQUEST_FILE, EvaluateParameters  # not flows.evaluate: Prefect reads its settings when imported
 
     run_name = options.run_name
     path = home / "runs" / run_name / REQUEST_FILE

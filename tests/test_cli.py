@@ -11,6 +11,7 @@ import pytest
 from dflash_model.checkpoint.extract import extract_weights
 from dflash_model.checkpoint.source import LocalFile
 from flows.cli import main
+from flows.parameters import DrafterSource, EvaluateParameters, TargetSource
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "deployments" / "demo"
@@ -168,3 +169,17 @@ def test_help_answers_without_loading_anything_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--config-from" in done.stdout
+
+
+def test_rerun_reads_a_run_s_parameters_before_prefect_is_imported(tmp_path: Path) -> None:
+    """Prefect takes its settings when it is imported: earlier, the run's own server would go unused."""
+    given = EvaluateParameters(candidates=[DrafterSource(path="/c")], target=TargetSource(path="/t"), prompts="/p")
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / "request.json").write_text(given.model_dump_json())
+    code = (
+        "import sys\nfrom argparse import Namespace\nfrom pathlib import Path\nfrom flows.running import parameters_of_run\n"
+        "options = Namespace(run_name='r', redo_from=None, failover=True, place=[('hidden-states', ['gpu-b'])])\n"
+        "print(parameters_of_run(Path(sys.argv[1]), options).placement, 'prefect' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'hidden-states': ['gpu-b']} False\n"
