@@ -1,8 +1,6 @@
 """What several test files need: a host whose stage programs do as told, and Prefect kept out of the user's home."""
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,17 +10,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import pytest
-import yaml
 from lab import Lab, why_impossible
 
-from flows.parameters import DrafterSource, EvaluateParameters, References, TargetSource
+from flows.parameters import EvaluateParameters
 from tasks.remote.processes import allow_children
 from tests.lab_hosts import LabHosts
+from tests.lab_night import FinishedNight, finish, furnish, make_checkpoint, parameters_in
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "deployments" / "demo"
-PROMPTS = 4
-TIMINGS = {"lease_s": 8, "grace_s": 6, "silence_s": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +62,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing.utilities import prefect_test_harness
 
     storage = tmp_path_factory.mktemp("prefect-results")
-    with prefect_test_harness(server_startup_timeout=180), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: storage}):
+    with prefect_test_harness(server_startup_timeout=600), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: storage}):
         yield
 
 
@@ -96,38 +91,33 @@ def lab_hosts(lab: Lab) -> Iterator[LabHosts]:
     hosts.expect_clean()
 
 
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A raw training file; only read."""
+    return make_checkpoint(tmp_path_factory.mktemp("training") / "step-00110.pt")
+
+
 @pytest.fixture
-def night(lab: Lab, lab_hosts: LabHosts, tmp_path: Path) -> Iterator[EvaluateParameters]:
+def night(lab: Lab, lab_hosts: LabHosts, checkpoint: Path, tmp_path: Path) -> Iterator[EvaluateParameters]:
     """Each host has what it has in real life; the relay has the prompts and an inventory with short times."""
-    lines = (DEMO / "prompts.jsonl").read_text().splitlines()[:PROMPTS]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    checkpoint = lab.disk("train") / "work" / "checkpoints" / "step-00110.pt"
-    maker = [
-        sys.executable,
-        str(DEMO / "make_checkpoints.py"),
-        str(DEMO / "drafters" / "step-00110"),
-        str(checkpoint),
-        "--step",
-        "110",
-    ]
-    subprocess.run(maker, check=True)
-    for gpu in ("gpu-a", "gpu-b"):
-        shutil.copytree(DEMO / "target", lab.disk(gpu) / "work" / "models" / "target")
-    shutil.copytree(DEMO / "drafters" / "step-00220", lab.disk("eval") / "work" / "models" / "reference")
+    furnish(lab, checkpoint)
     before = lab.files("train")
-    inventory = yaml.safe_load(lab.hosts_file.read_text())
-    for name, entry in inventory["hosts"].items():
-        entry |= {"key": str(lab.key), "known_hosts": str(lab.known_hosts)} | TIMINGS
-        entry["threads"] = 1 if name != "train" else entry.get("threads", 1)
-    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(inventory, sort_keys=False))
-    yield EvaluateParameters(
-        home=str(tmp_path / "home"),
-        inventory=str(tmp_path / "hosts.yaml"),
-        candidates=[DrafterSource(host="train", path=str(lab.work / "checkpoints" / "step-*.pt"))],
-        reference=DrafterSource(host="eval", path=str(lab.work / "models" / "reference")),
-        target=TargetSource(path=str(lab.work / "models" / "target")),
-        prompts=str(tmp_path / "prompts.jsonl"),
-        references=References(max_new_tokens=48),
-        deadline_s=120,
-    )
+    yield parameters_in(tmp_path, lab)
     assert lab.files("train") == before
+
+
+@pytest.fixture(scope="session")
+def finished_night(lab: Lab, prefect_api: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedNight:
+    """One whole night, run before the first test that begins with what it left. The lab is empty again afterwards."""
+    try:
+        return finish(lab, tmp_path_factory.mktemp("finished"), checkpoint)
+    finally:
+        LabHosts(lab).expect_clean()
+
+
+@pytest.fixture
+def night_before(
+    lab: Lab, finished_night: FinishedNight, night: EvaluateParameters
+) -> Callable[[str | None], EvaluateParameters]:
+    """A night that is done up to a stage (None: all of it); the stage and all after it are still to do."""
+    return lambda stage: finished_night.restore(lab, night, before=stage)

@@ -3,18 +3,18 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
-import yaml
 from lab import Lab
 
 from flows.parameters import EvaluateParameters
-from tasks.events import Event, listening
+from tasks.events import Event
 from tasks.remote.gpu_lock import GpuLocks
-from tests.gpu_bench import OTHER, busy, leave_lock, span
+from tests.gpu_bench import OTHER, busy, leave_lock, name_gpus, span
 from tests.lab_hosts import LabHosts
+from tests.lab_night import run
 
 pytestmark = pytest.mark.lab
 
@@ -24,14 +24,11 @@ def lock_file(lab: Lab, host: str) -> Path:
 
 
 @pytest.mark.usefixtures("prefect_api")
-def test_a_night_whose_first_gpu_is_held_runs_on_the_next_host_and_says_why(lab: Lab, night: EvaluateParameters) -> None:
-    from flows.evaluate import evaluate
-
-    assert night.inventory is not None
-    inventory = yaml.safe_load(Path(night.inventory).read_text())
-    for name in ("gpu-a", "gpu-b"):
-        inventory["hosts"][name] |= {"gpus": [0], "min_gpu_memory_gib": 1}
-    Path(night.inventory).write_text(yaml.safe_dump(inventory, sort_keys=False))
+def test_a_night_whose_first_gpu_is_held_runs_on_the_next_host_and_says_why(
+    lab: Lab, night_before: Callable[[str | None], EvaluateParameters]
+) -> None:
+    night = night_before("target-tables")
+    name_gpus(Path(str(night.inventory)))
     leave_lock(lock_file(lab, "gpu-a"), expires_in_s=600)
     before = lock_file(lab, "gpu-a").read_text()
     said: list[str] = []
@@ -46,8 +43,7 @@ def test_a_night_whose_first_gpu_is_held_runs_on_the_next_host_and_says_why(lab:
         ):
             holders.add(json.loads(lock_file(lab, "gpu-b").read_text())["holder"])
 
-    with listening(hear):
-        outcome: dict[str, Any] = evaluate(night)
+    outcome = run(night, hear)
     where = {row["name"]: row["host"] for row in outcome["stages"]}
     assert (where["references"], where["hidden states"]) == ("gpu-b", "gpu-b")
     # What needs no GPU, and what gpu-a holds, is not kept from it.

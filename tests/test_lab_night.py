@@ -17,67 +17,50 @@ from lab import Lab
 
 from dflash_model.errors import DeadlineExceeded, HostError
 from dflash_model.stages.registry import STAGES
-from flows.parameters import DrafterSource, EvaluateParameters, TargetSource
-from tasks.events import Event, listening
+from flows.parameters import DrafterSource, EvaluateParameters, References, TargetSource
+from tasks.events import Event
+from tests.lab_night import DEMO, PROMPTS, FinishedNight, numbers, run
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("prefect_api")]
-ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "deployments" / "demo"
 LEASE_S = 8
-
-
-def run(given: EvaluateParameters, *listeners: Callable[[Event], None]) -> dict[str, Any]:
-    from flows.evaluate import evaluate
-
-    def hear(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    with listening(hear):
-        outcome: dict[str, Any] = evaluate(given)
-    return outcome
+NightBefore = Callable[[str | None], EvaluateParameters]
 
 
 def rows(outcome: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {row["name"]: (row["state"], row["host"]) for row in outcome["stages"]}
 
 
-def numbers(outcome: dict[str, Any]) -> Any:
-    """What must not depend on where it ran: every drafter's step lists and figures."""
-    return [{key: value for key, value in d.items() if key != "digest"} for d in outcome["result"]["drafters"]]
+@pytest.fixture(scope="module")
+def single(prefect_api: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The numbers of the same evaluation on this machine alone."""
+    directory = tmp_path_factory.mktemp("alone")
+    shutil.copytree(DEMO / "drafters" / "step-00220", directory / "reference")
+    lines = (DEMO / "prompts.jsonl").read_text().splitlines()[:PROMPTS]
+    (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    alone = EvaluateParameters(
+        home=str(directory / "home"),
+        candidates=[DrafterSource(path=str(checkpoint))],
+        reference=DrafterSource(path=str(directory / "reference")),
+        target=TargetSource(path=str(DEMO / "target")),
+        prompts=str(directory / "prompts.jsonl"),
+        references=References(max_new_tokens=48),
+        deadline_s=120,
+    )
+    return numbers(run(alone))
 
 
-@pytest.fixture
-def single(night: EvaluateParameters, tmp_path: Path) -> Callable[[], Any]:
-    """The same evaluation on this machine alone."""
-
-    def look() -> Any:
-        checkpoint = tmp_path / "step-00110.pt"
-        maker = [sys.executable, str(DEMO / "make_checkpoints.py"), str(DEMO / "drafters" / "step-00110"), str(checkpoint)]
-        subprocess.run([*maker, "--step", "110"], check=True)
-        shutil.copytree(DEMO / "drafters" / "step-00220", tmp_path / "reference")
-        alone = night.model_copy(
-            update={
-                "home": str(tmp_path / "alone"),
-                "inventory": None,
-                "candidates": [DrafterSource(path=str(checkpoint))],
-                "reference": DrafterSource(path=str(tmp_path / "reference")),
-                "target": TargetSource(path=str(DEMO / "target")),
-            }
-        )
-        return numbers(run(alone))
-
-    return look
-
-
-def test_the_night_across_hosts_gives_the_numbers_of_one_machine(night: EvaluateParameters, single: Callable[[], Any]) -> None:
-    outcome = run(night)
+def test_the_night_across_hosts_gives_the_numbers_of_one_machine(
+    finished_night: FinishedNight, night_before: NightBefore, single: Any
+) -> None:
+    outcome = finished_night.outcome
     assert rows(outcome)["relay step-00110"] == ("ran", "eval")
     assert rows(outcome)["hidden states"] == ("ran", "gpu-a")
     assert rows(outcome)["replay step-00110"] == ("ran", "eval")
-    assert numbers(outcome) == single()
-    again = run(night)
+    assert {state for state, _ in rows(outcome).values()} == {"ran"}
+    assert numbers(outcome) == single
+    again = run(night_before(None))
     assert {state for state, _ in rows(again).values()} == {"cached"}
+    assert numbers(again) == single
 
 
 def restart_after_power_cut(lab: Lab, name: str) -> None:
@@ -98,15 +81,16 @@ class When:
             threading.Timer(self.delay_s, self.do).start()
 
 
-def test_a_gpu_host_that_dies_in_mid_extraction_is_replaced(
-    lab: Lab, night: EvaluateParameters, single: Callable[[], Any]
-) -> None:
+def test_a_gpu_host_that_dies_in_mid_extraction_is_replaced(lab: Lab, night_before: NightBefore, single: Any) -> None:
     try:
-        outcome = run(night, When("hidden states", lambda: lab.kill("gpu-a")))
+        outcome = run(night_before("hidden-states"), When("hidden states", lambda: lab.kill("gpu-a")))
         assert rows(outcome)["hidden states"] == ("ran", "gpu-b")
         # What gpu-a alone held died with it and was made again; the references, which the relay keeps, were not.
         assert rows(outcome)["references"][0] == "cached"
-        assert numbers(outcome) == single()
+        made = [(row["state"], row["host"]) for row in outcome["stages"] if row["name"] == "target tables"]
+        assert [state for state, _ in made] == ["cached", "ran"], "the account has both attempts"
+        assert made[1] == ("ran", "gpu-b")
+        assert numbers(outcome) == single
     finally:
         restart_after_power_cut(lab, "gpu-a")
 
@@ -126,16 +110,18 @@ def test_without_failover_the_run_fails_and_a_rerun_elsewhere_does_only_what_is_
         assert states[name][0] == "cached"
 
 
-def test_states_that_died_with_their_host_are_made_again_elsewhere(lab: Lab, night: EvaluateParameters) -> None:
+def test_states_that_died_with_their_host_are_made_again_elsewhere(lab: Lab, night_before: NightBefore) -> None:
     """gpu-a finishes and dies before anybody fetched its states: they count as missing."""
     try:
-        outcome = run(night, When("hidden states", lambda: lab.kill("gpu-a"), what="ran"))
-        assert ("ran", "gpu-b") in [(row["state"], row["host"]) for row in outcome["stages"] if row["name"] == "hidden states"]
+        outcome = run(night_before("hidden-states"), When("hidden states", lambda: lab.kill("gpu-a"), what="ran"))
+        made = [(row["state"], row["host"]) for row in outcome["stages"] if row["name"] == "hidden states"]
+        assert made == [("ran", "gpu-a"), ("ran", "gpu-b")], "the account has both attempts"
     finally:
         restart_after_power_cut(lab, "gpu-a")
 
 
-def test_a_short_cut_of_the_link_loses_nothing(lab: Lab, night: EvaluateParameters) -> None:
+def test_a_short_cut_of_the_link_loses_nothing(lab: Lab, night_before: NightBefore) -> None:
+    night = night_before("references")
     started: list[int] = []
 
     def cut() -> None:
@@ -187,10 +173,10 @@ def test_kill_9_of_the_relay_ends_the_remote_program_by_its_lease_and_the_next_r
 
 
 def test_a_deadline_in_each_stage_ends_its_program(
-    lab: Lab, night: EvaluateParameters, living: Callable[[Path], list[str]]
+    lab: Lab, night_before: NightBefore, living: Callable[[Path], list[str]]
 ) -> None:
     """Last stage first, so that each finds its inputs done. References run beside the tables and may be ended first."""
-    run(night)
+    night = night_before(None)
     for stage in reversed(list(STAGES)):
         with pytest.raises(DeadlineExceeded, match=f"stage ({stage}|references) ran past its deadline"):
             run(night.model_copy(update={"redo_from": stage, "deadline_s": 0.05}))
@@ -201,7 +187,7 @@ def test_a_deadline_in_each_stage_ends_its_program(
 
 
 def test_a_link_that_stays_down_is_noticed_in_time_and_leaves_nothing_when_it_returns(
-    lab: Lab, night: EvaluateParameters
+    lab: Lab, night_before: NightBefore
 ) -> None:
     cut_at: list[float] = []
 
@@ -210,7 +196,7 @@ def test_a_link_that_stays_down_is_noticed_in_time_and_leaves_nothing_when_it_re
         cut_at.append(time.monotonic())
 
     noticed: list[float] = []
-    given = night.model_copy(update={"placement": {"hidden-states": ["gpu-a"]}, "failover": False})
+    given = night_before("hidden-states").model_copy(update={"placement": {"hidden-states": ["gpu-a"]}, "failover": False})
     try:
         with pytest.raises(HostError, match="gpu-a"):
             run(

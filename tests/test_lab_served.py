@@ -1,5 +1,6 @@
 """Nights that Prefect starts, as from its UI: cancelled in each stage, retried on another host after the Variable was changed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,11 +18,13 @@ from uuid import UUID
 import pytest
 from lab import Lab
 
+from dflash_model.stages.registry import STAGES
 from flows.evaluate import PLACEMENT_VARIABLE
 from flows.parameters import EvaluateParameters
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("prefect_api")]
 Living = Callable[[Path], list[str]]
+NightBefore = Callable[[str | None], EvaluateParameters]
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def wait_for(condition: Callable[[], Any], *, seconds: float, why: Callable[[], 
         found = condition()
         if found:
             return found
-        time.sleep(0.1)
+        time.sleep(0.03)
     raise AssertionError(why())
 
 
@@ -82,46 +85,84 @@ def set_state(run_id: UUID, state: Any) -> None:
         client.set_flow_run_state(run_id, state, force=True)
 
 
-def runs_stage(lab: Lab, stage: str) -> bool:
-    return any(stage in line for name in ("eval", "gpu-a", "gpu-b") for line in lab.processes(name).values())
+def programs(lab: Lab, home: Path, stage: str) -> list[int]:
+    """The programs of a stage on the lab's hosts and, for this home, on the relay."""
+    found = [
+        pid for name in ("eval", "gpu-a", "gpu-b") for pid, line in lab.processes(name).items() if f".stages {stage} " in line
+    ]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_text().replace("\0", " ")
+            if f".stages {stage} {home}" in line:
+                found.append(int(process.name))
+    return found
+
+
+def hold(lab: Lab, home: Path, stage: str) -> list[int]:
+    """Stop a stage's program as soon as it shows: most last no second."""
+    found = programs(lab, home, stage)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    return found
+
+
+def let_go_once_asked_to_end(pids: list[int], seconds: float) -> None:
+    """A stopped program meets SIGTERM when it goes on; one that was killed is gone."""
+    until = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            while not any(int(line.split()[1], 16) & 1 << signal.SIGTERM - 1 for line in pending(pid)):
+                assert time.monotonic() < until, "nobody asked it to end"
+                time.sleep(0.02)
+            os.kill(pid, signal.SIGCONT)
+
+
+def pending(pid: int) -> list[str]:
+    """The lines on signals that wait for a process."""
+    return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
 
 
 def test_a_cancel_from_the_api_in_each_stage_ends_its_program(
-    lab: Lab, night: EvaluateParameters, tmp_path: Path, living: Living
+    lab: Lab, night_before: NightBefore, tmp_path: Path, living: Living
 ) -> None:
-    """Last stage first, so that each finds its inputs done. The stages that take no second cannot be met by a cancel."""
+    """Last stage first, so that each finds its inputs done."""
     from prefect.states import Cancelling
 
-    stages = ("replay", "hidden-states", "references", "target-tables")
+    night = night_before(None)
+    home = Path(str(night.home))
     with served(night, tmp_path) as start:
-        done = start()
-        wait_for(lambda: state_of(done).is_final(), seconds=180, why=lambda: (tmp_path / "serve.log").read_text())
-        assert state_of(done).is_completed()
-        for stage in stages:
+        for stage in reversed(list(STAGES)):
             run_id = start(redo_from=stage)
-            wait_for(lambda stage=stage: runs_stage(lab, stage), seconds=120, why=lambda: (tmp_path / "serve.log").read_text())
+            why = lambda: (tmp_path / "serve.log").read_text()  # noqa: E731
+            held = wait_for(lambda stage=stage: hold(lab, home, stage), seconds=120, why=why)
             set_state(run_id, Cancelling())
+            let_go_once_asked_to_end(held, 60)
             wait_for(lambda run_id=run_id: state_of(run_id).is_final(), seconds=90, why=lambda r=run_id: str(state_of(r)))
-            assert state_of(run_id).name == "Cancelled"
-            wait_for(lambda: not any(runs_stage(lab, name) for name in stages), seconds=15)
+            assert state_of(run_id).name == "Cancelled", stage
+            wait_for(lambda: not any(programs(lab, home, name) for name in STAGES), seconds=15)
     wait_for(lambda: living(tmp_path) == [], seconds=20, why=lambda: str(living(tmp_path)))
 
 
 def test_a_retry_from_the_api_goes_on_elsewhere_after_the_variable_was_changed(
-    lab: Lab, night: EvaluateParameters, tmp_path: Path
+    lab: Lab, night_before: NightBefore, tmp_path: Path
 ) -> None:
     from prefect.states import AwaitingRetry
     from prefect.variables import Variable
 
-    night = night.model_copy(update={"failover": False})
+    night = night_before("hidden-states").model_copy(update={"failover": False})
     try:
         with served(night, tmp_path) as start:
             run_id = start()
-            wait_for(lambda: runs_stage(lab, "hidden-states"), seconds=120, why=lambda: (tmp_path / "serve.log").read_text())
+            wait_for(
+                lambda: programs(lab, Path(str(night.home)), "hidden-states"),
+                seconds=120,
+                why=lambda: (tmp_path / "serve.log").read_text(),
+            )
             killer = threading.Thread(target=lab.kill, args=("gpu-a",))
             killer.start()
             killer.join()
-            wait_for(lambda: state_of(run_id).is_failed(), seconds=120, why=lambda: str(state_of(run_id)))
+            wait_for(lambda: state_of(run_id).is_failed(), seconds=240, why=lambda: str(state_of(run_id)))
             stages = ("identify-target", "hidden-states", "target-tables", "references")
             Variable.set(PLACEMENT_VARIABLE, dict.fromkeys(stages, "gpu-b"), overwrite=True)
             set_state(run_id, AwaitingRetry())
