@@ -9,8 +9,12 @@ from dflash_model.metrics import STREAK_WIDTHS, TREE_BUDGETS, Metric, ddtree_tau
 from dflash_model.replay.records import NEAR_TIE_NATS
 
 _TAILS = {
-    "truncated": "Tail rule `truncated`: a step is cut at the stop token or the limit, as PyPI dflash and serving engines count.",
+    "truncated": "Tail rule `truncated`: a step is cut at the stop token or the limit, as serving engines count.",
+    "pypi": "Tail rule `pypi`: a step is cut at the stop token or the limit, and a block that would reach past the limit is "
+    "drafted shorter, as PyPI dflash does.",
     "zlab": "Tail rule `zlab`: the last step counts in full, past the stop token or the limit, as z-lab's git loop counts.",
+    "deepspec": "Tail rule `deepspec`: a stop token among the accepted drafts ends the request without a bonus token; at the limit "
+    "the last step counts in full.",
 }
 
 

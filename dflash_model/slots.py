@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dflash_model.metrics import complete_walk
 from dflash_model.replay.records import UNKNOWN, SampleRecords
-from dflash_model.replay.walk import TRUNCATED, chain_matched
+from dflash_model.replay.walk import TRUNCATED, chain_matched, counts_in_full
 
 Bool = npt.NDArray[np.bool_]
 
@@ -55,7 +55,8 @@ class SlotRates:
 def slot_rates(samples: Iterable[SampleRecords], *, tail: str = TRUNCATED) -> list[SlotRates]:
     """One entry a slot, over the chain's own steps. Raises StageError for missing anchors.
 
-    Observed means: inside the completion under `truncated` (what a serving engine sees), a known token under `zlab`.
+    Observed means: inside the completion where a last step is cut (what a serving engine sees), a known token where it counts
+    in full.
     Survival treats the end of a request as censoring (Kaplan and Meier): survival_i is the product of the conditional
     rates up to i, each over the steps that reached slot i and observed it. A cut step therefore counts in full up to its
     cut and not at all past it, survival never rises with i, and without cut steps it is the plain share of steps.
@@ -92,7 +93,7 @@ def _visited(records: SampleRecords, tail: str) -> tuple[Bool, Bool]:
     anchors = np.array(complete_walk(records, chain_matched, tail=tail).anchors, dtype=np.int64)
     ranks = records.true_rank[np.searchsorted(records.anchors, anchors)]
     observed = ranks != UNKNOWN
-    if tail == TRUNCATED:
+    if not counts_in_full(records.sequence, tail):
         positions = anchors[:, None] + np.arange(1, ranks.shape[1] + 1)
         observed &= positions < records.sequence.end
     return (ranks == 0) & observed, observed

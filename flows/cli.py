@@ -129,9 +129,16 @@ def _add_run(commands: Any) -> None:
     )
     run.add_argument(
         "--tail",
-        choices=("truncated", "zlab"),
+        choices=("truncated", "zlab", "pypi", "deepspec"),
         default="truncated",
-        help="how a request's last step counts (default: %(default)s)",
+        help="how a request's last step is drafted and counted (default: %(default)s, as serving engines do)",
+    )
+    run.add_argument(
+        "--anchors",
+        type=_anchors,
+        default="visited",
+        metavar="visited|all|N",
+        help="anchors to replay: those that walks visit, all, or also every N-th; the last two give the uniform-anchor tau",
     )
     run.add_argument(
         "--equal-within",
@@ -295,6 +302,14 @@ def _placement(text: str) -> tuple[str, list[str]]:
     if not equals or not stage or not all(hosts.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is not like hidden-states=gpu-b")
     return stage.replace("_", "-"), hosts.split(",")
+
+
+def _anchors(text: str) -> str | int:
+    if text in ("visited", "all"):
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not visited, all or a number above 0")
 
 
 def _int_list(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
@@ -197,7 +197,15 @@ class EvaluateParameters(Strict):
         default="keep",
         description="bf16: round float32 weights to bfloat16 when they are taken out of a checkpoint; halves what moves.",
     )
-    tail: Literal["truncated", "zlab"] = Field(default="truncated", description="How the last step of a request is counted.")
+    tail: Literal["truncated", "zlab", "pypi", "deepspec"] = Field(
+        default="truncated",
+        description="How the last step of a request is drafted and counted: as serving engines, z-lab's git loop, PyPI dflash "
+        "or DeepSpec do.",
+    )
+    anchors: Literal["visited", "all"] | Annotated[int, Field(ge=1)] = Field(
+        default="visited",
+        description="Which anchors are replayed: those that the walks visit, all, or also every so-many-th (a number).",
+    )
     equal_within: float = Field(default=0.02, ge=0, description="Relative difference of tau that counts as equal.")
     shards: int = Field(default=1, ge=1, le=64, description="Parts into which each replay is split.")
     deadline_s: float = Field(default=6 * 3600, gt=0, description="Longest time of one stage.")
@@ -221,6 +229,11 @@ class EvaluateParameters(Strict):
                 "or an engine that returns token ids"
             )
         return self
+
+    @property
+    def stride(self) -> int | None:
+        """`anchors` as a stride; None: only those that walks visit."""
+        return {"visited": None, "all": 1}[self.anchors] if isinstance(self.anchors, str) else self.anchors
 
     @property
     def prompts_path(self) -> Path:

@@ -281,6 +281,8 @@ def _replays(
                         "streak_widths": list(STREAK_WIDTHS),
                         "tree_budgets": list(TREE_BUDGETS),
                         "kept_candidates": KEPT_CANDIDATES,
+                        "stride": parameters.stride,
+                        "max_new_tokens": parameters.references.max_new_tokens if parameters.tail == "pypi" else None,
                     },
                 )
                 for shard in range(parameters.shards)

@@ -219,6 +219,7 @@ def parameters_from_options(options: argparse.Namespace, home: Path) -> Evaluate
         ),
         cast=options.cast,
         tail=options.tail,
+        anchors=options.anchors,
         placement=dict(options.place),
         failover=options.failover,
         equal_within=options.equal_within,

@@ -47,7 +47,7 @@ def test_hidden_states_equal_the_public_forward(name: str, window: int, tmp_path
     config = zlab_config(**CONFIGS[name], sliding_window=window)
     ours, theirs = both(tmp_path, config)
     states, block = torch.randn(30, 72), torch.randn(3, 5, 24)
-    context = ours.make_context(states, scratch_blocks=3)
+    context = ours.make_context(states)
     found = ours(block, [Group(context=context, anchors=(4, 21, 30))])
     for row, anchor in enumerate((4, 21, 30)):
         with torch.inference_mode():
@@ -64,7 +64,7 @@ def test_the_configs_above_are_different_functions(tmp_path: Path) -> None:
     outs = []
     for changes in CONFIGS.values():
         ours, _ = both(tmp_path, zlab_config(**changes, sliding_window=6))
-        outs.append(ours(block, [Group(context=ours.make_context(states, scratch_blocks=1), anchors=(30,))]))
+        outs.append(ours(block, [Group(context=ours.make_context(states), anchors=(30,))]))
     for first in range(len(outs)):
         for second in range(first):
             assert float((outs[first] - outs[second]).abs().max()) > 1e-3
@@ -82,7 +82,7 @@ def test_the_public_forward_drafts_the_same_tokens_on_the_trained_pair() -> None
     with torch.inference_mode():
         hidden = target(ids, output_hidden_states=True).hidden_states
         states = public.extract_context_feature(hidden, config["dflash_config"]["target_layer_ids"])
-        context = ours.make_context(states[0], scratch_blocks=1)
+        context = ours.make_context(states[0])
         for anchor in range(len(request["prompt_ids"]), ids.shape[1], 7):
             block = target.get_input_embeddings()(torch.tensor([[int(ids[0, anchor])] + [3] * 7]))
             mine = target.lm_head(ours(block, [Group(context=context, anchors=(anchor,))]))

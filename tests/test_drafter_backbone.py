@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dflash_model.drafter.backbone import Drafter, Group
+from dflash_model.drafter.loading import load_drafter
 from dflash_model.drafter.spec import DrafterSpec, MaskPolicy, Rope
 from tests.naive_drafter import draft, turn, turn_rows
 from tests.tiny_drafters import DFLASH2, FULL, ROPES, SPEC, random_drafter, with_masks
@@ -40,7 +41,7 @@ def inputs(spec: DrafterSpec) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 def groups_of(drafter: Drafter, states: list[torch.Tensor]) -> list[Group]:
     return [
-        Group(context=drafter.make_context(rows, scratch_blocks=4, chunk_rows=10), anchors=anchors)
+        Group(context=drafter.make_context(rows, chunk_rows=10), anchors=anchors)
         for rows, anchors in zip(states, ANCHORS, strict=True)
     ]
 
@@ -120,10 +121,10 @@ def test_shift_decides_whether_slot_0_is_kept(tmp_path: Path) -> None:
 def test_the_anchors_own_state_is_not_context(tmp_path: Path) -> None:
     drafter, weights = random_drafter(tmp_path)
     states, blocks = inputs(SPEC)
-    right = drafter(blocks[:1], [Group(context=drafter.make_context(states[0], scratch_blocks=1), anchors=(9,))])[0]
+    right = drafter(blocks[:1], [Group(context=drafter.make_context(states[0]), anchors=(9,))])[0]
     changed = states[0].clone()
     changed[9:] = 100.0
-    again = drafter(blocks[:1], [Group(context=drafter.make_context(changed, scratch_blocks=1), anchors=(9,))])[0]
+    again = drafter(blocks[:1], [Group(context=drafter.make_context(changed), anchors=(9,))])[0]
     assert torch.equal(right, again)
     for mistake in ({"context_change": -1}, {"context_change": 1}, {"position_change": 1}):
         assert furthest(right, draft(weights, SPEC, states[0], blocks[0], 9, **mistake)[1:]) > 1e-2
@@ -140,6 +141,23 @@ def test_blocks_computed_together_equal_blocks_computed_alone_and_scratch_leaves
     assert torch.equal(together, drafter(blocks, groups))
 
 
+@pytest.mark.parametrize("policy", [FULL, MaskPolicy(in_block="causal", window=6)], ids=["full", "sliding"])
+def test_a_shortened_block_equals_a_block_of_that_size(policy: MaskPolicy, tmp_path: Path) -> None:
+    """What stands past its rows is not seen: for a bidirectional block that is another result than the whole block's."""
+    drafter, _ = random_drafter(tmp_path, with_masks(SPEC, policy, policy))
+    short = load_drafter(tmp_path / "model.safetensors", replace(drafter.spec, block_size=3))
+    states, blocks = inputs(drafter.spec)
+    context = drafter.make_context(states[0])
+    cut = drafter(blocks[:2], [Group(context=context, anchors=(9, 20), rows=(3, 5))])
+    whole = drafter(blocks[:2], [Group(context=context, anchors=(9, 20))])
+    alone = short(blocks[:1, :3], [Group(context=short.make_context(states[0]), anchors=(9,))])
+    assert furthest(cut[0, :2], alone[0]) < 1e-5
+    assert furthest(cut[1], whole[1]) < 1e-5
+    assert bool(torch.isfinite(cut).all())
+    if policy is FULL:
+        assert furthest(cut[0, :2], whole[0, :2]) > 1e-2
+
+
 def test_context_k_and_v_are_made_once_per_row_and_independent_of_row_chunks(tmp_path: Path) -> None:
     drafter, _ = random_drafter(tmp_path)
     states, _ = inputs(SPEC)
@@ -147,12 +165,12 @@ def test_context_k_and_v_are_made_once_per_row_and_independent_of_row_chunks(tmp
     assert ctx.shape == (31, 24)
     whole = drafter.context_kv(ctx, torch.arange(31))
     assert [tuple(t.shape) for layer in whole for t in layer] == [(31, 2, 8)] * 4
-    context = drafter.make_context(states[0], scratch_blocks=2, chunk_rows=7)
-    assert (context.length, context.scratch_rows) == (31, 10)
-    assert context.size_bytes == drafter.context_bytes(31, scratch_blocks=2) == 2 * 2 * 2 * 41 * 8 * 4
+    context = drafter.make_context(states[0], chunk_rows=7)
+    assert (context.length, context.block_size) == (31, 5)
+    assert context.size_bytes == drafter.context_bytes(31) == 2 * 2 * 2 * 36 * 8 * 4
     for layer, (keys, values) in enumerate(whole):
-        assert furthest(context.keys[layer][:, 10:].transpose(0, 1), keys) < 1e-5
-        assert furthest(context.values[layer][:, 10:].transpose(0, 1), values) < 1e-5
+        assert furthest(context.keys[layer][:, 5:].transpose(0, 1), keys) < 1e-5
+        assert furthest(context.values[layer][:, 5:].transpose(0, 1), values) < 1e-5
     moved = drafter.context_kv(ctx, torch.arange(1, 32))
     assert furthest(moved[0][0], whole[0][0]) > 1e-2
     assert torch.equal(moved[0][1], whole[0][1])
@@ -161,11 +179,14 @@ def test_context_k_and_v_are_made_once_per_row_and_independent_of_row_chunks(tmp
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     drafter, _ = random_drafter(tmp_path)
     states, blocks = inputs(SPEC)
-    context = drafter.make_context(states[1], scratch_blocks=1)
+    context = drafter.make_context(states[1])
     with pytest.raises(ValueError, match="for 2 anchors of 5 rows"):
         drafter(blocks[:1], [Group(context=context, anchors=(3, 4))])
-    with pytest.raises(ValueError, match="with 5 scratch rows"):
-        drafter(blocks[:2], [Group(context=context, anchors=(3, 4))])
+    with pytest.raises(ValueError, match="6 rows of a block of 5"):
+        drafter(blocks[:1], [Group(context=context, anchors=(3,), rows=(6,))])
+    wider = load_drafter(tmp_path / "model.safetensors", replace(SPEC, block_size=6))
+    with pytest.raises(ValueError, match="with room for 5"):
+        wider(torch.cat([blocks[:1], blocks[:1, :1]], dim=1), [Group(context=context, anchors=(3,))])
     with pytest.raises(ValueError, match="for a context of 14 rows"):
         drafter(blocks[:1], [Group(context=context, anchors=(15,))])
 

@@ -41,7 +41,7 @@ FORMS: dict[str, DrafterSpec] = {
 
 def drafted(drafter: Drafter) -> list[list[int]]:
     tables = drafter.tables(EMBEDDING, HEAD)
-    context = drafter.make_context(STATES, scratch_blocks=3)
+    context = drafter.make_context(STATES)
     hidden = drafter(tables.blocks(TOKENS), [Group(context=context, anchors=ANCHORS)])
     found: list[list[int]] = drafter.propose(hidden, TOKENS, tables).tolist()
     return found

@@ -14,7 +14,7 @@ from dflash_model.drafter.spec import DrafterSpec, MaskPolicy
 from dflash_model.errors import CheckpointError, ConfigError, InputError
 from dflash_model.replay.engine import Sample, replay
 from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
-from dflash_model.replay.walk import TRUNCATED, ZLAB, Matcher, chain_matched, streak_matched, walk
+from dflash_model.replay.walk import DEEPSPEC, PYPI, TRUNCATED, ZLAB, Matcher, chain_matched, streak_matched, walk
 from tests.naive_drafter import draft
 from tests.tiny_drafters import FULL, SPEC, random_drafter, with_masks
 
@@ -250,3 +250,83 @@ def test_tables_that_do_not_fit_are_refused_before_any_sample(drafter: Drafter, 
 def test_arguments_out_of_range_are_refused(drafter: Drafter, wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="walks"):
         replay(drafter, [], **({"embedding": EMBEDDING, "head": HEAD, "walks": WALKS} | wrong))  # type: ignore[arg-type]
+
+
+def test_known_anchors_are_not_computed_again_and_only_what_was_asked_for_is_given(drafter: Drafter) -> None:
+    """The chain first, then all walks, then the chain again: each computes what the others did not, the last one nothing."""
+    kept: dict[str, SampleRecords] = {}
+    counted: list[int] = []
+
+    def keep(records: SampleRecords, computed: int) -> None:
+        kept[records.sequence.sample_id] = records
+        counted.append(computed)
+
+    def again(**options: object) -> dict[str, SampleRecords]:
+        counted.clear()
+        known = [replace(s, load_known=lambda s=s: kept.get(s.sequence.sample_id)) for s in SAMPLES]  # type: ignore[misc]
+        return run(drafter, known, on_sample=keep, **options)
+
+    alone = again(walks=[chain_matched])
+    chain_anchors = sum(len(r.anchors) for r in alone.values())
+    assert sum(counted) == chain_anchors
+    together = again()
+    assert 0 < sum(counted) == sum(len(r.anchors) for r in together.values()) - chain_anchors
+    assert steps(together) == steps(run(drafter, SAMPLES))
+    repeated = again(walks=[chain_matched])
+    assert counted == [0, 0, 0, 0]
+    for name, records in repeated.items():
+        np.testing.assert_array_equal(records.anchors, alone[name].anchors)
+        np.testing.assert_array_equal(records.top_logprobs, alone[name].top_logprobs)
+
+
+def test_a_sample_with_everything_known_loads_no_states(drafter: Drafter) -> None:
+    whole = run(drafter, SAMPLES)
+
+    def never() -> torch.Tensor:
+        raise AssertionError
+
+    known = [replace(s, load_states=never, load_known=lambda s=s: whole[s.sequence.sample_id]) for s in SAMPLES]  # type: ignore[misc]
+    assert steps(run(drafter, known)) == steps(whole)
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_stride_adds_its_anchors_and_changes_no_walk(drafter: Drafter, stride: int) -> None:
+    visited, found = run(drafter, SAMPLES), run(drafter, SAMPLES, stride=stride)
+    for name, records in found.items():
+        sequence = records.sequence
+        wanted = set(range(sequence.prompt_length, sequence.end - 1, stride))
+        assert set(records.anchors.tolist()) == wanted | set(visited[name].anchors.tolist())
+    assert steps(found) == steps(visited)
+
+
+def test_every_tail_is_answered_by_one_replay(drafter: Drafter) -> None:
+    found = run(drafter, SAMPLES, every_tail=True)
+    for tail in (ZLAB, DEEPSPEC):
+        assert steps(found, tail) == steps(run(drafter, SAMPLES, tail=tail), tail)
+    assert sample(0).sequence.end - 1 in found["s0"].anchors
+    assert sample(2, completion=31, stopped=True).sequence.end - 1 not in found["s2"].anchors
+
+
+def test_pypis_last_blocks_are_really_shorter(drafter: Drafter, tmp_path: Path) -> None:
+    """Anchors within a block of the limit draft what a drafter of that block size drafts there, and nothing after it."""
+    entry = replace(sample(0), limit=26)
+    cut = run(drafter, [entry], tail=PYPI, stride=1, walks=[chain_matched])["s0"]
+    whole = run(drafter, [entry], stride=1, walks=[chain_matched])["s0"]
+    assert cut.anchors.tolist() == whole.anchors.tolist() == list(range(6, 25))
+    assert [cut.drafted_slots(row) for row in range(-4, 0)] == [4, 3, 2, 1]
+    np.testing.assert_array_equal(cut.top_ids[:-3], whole.top_ids[:-3])
+    other = 0
+    for row, anchor in ((-3, 22), (-2, 23), (-1, 24)):
+        drafted, rows = cut.drafted_slots(row), 26 - anchor
+        spec, weights = replace(SPEC, block_size=rows), random_drafter(tmp_path)[1]
+        logits = expected_logits(spec, weights, entry, anchor)
+        assert cut.drafted_ids[row, :drafted].tolist() == logits.argmax(-1).tolist()
+        assert (cut.drafted_ids[row, drafted:] == UNKNOWN).all()
+        assert (cut.true_rank[row, drafted:] == UNKNOWN).all()
+        other += int((cut.top_ids[row, :drafted] != whole.top_ids[row, :drafted]).any())
+    assert other  # the whole block would have drafted other candidates
+    assert cut.near_ties is not None
+    known = replace(entry, load_known=lambda: whole)
+    counts: list[int] = []
+    run(drafter, [known], tail=PYPI, stride=1, walks=[chain_matched], on_sample=lambda _records, n: counts.append(n))
+    assert counts == [3]  # only the shortened blocks are not among the known ones

@@ -24,7 +24,7 @@ def hidden(drafter: Drafter) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(9, 72, generator=generator)
     block = torch.randn(1, 5, 24, generator=generator)
-    return drafter(block, [Group(context=drafter.make_context(states, scratch_blocks=1), anchors=(9,))])
+    return drafter(block, [Group(context=drafter.make_context(states), anchors=(9,))])
 
 
 def test_every_tensor_of_the_file_reaches_the_output(tmp_path: Path) -> None:

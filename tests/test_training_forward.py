@@ -60,7 +60,7 @@ def evaluated(drafter: Drafter) -> Tensor:
         anchors = tuple(ANCHORS[row].tolist())
         ids = torch.full((len(anchors), 5), drafter.spec.mask_token_id)
         ids[:, 0] = tokens[row, ANCHORS[row]]
-        context = drafter.make_context(states[row], scratch_blocks=len(anchors))
+        context = drafter.make_context(states[row])
         blocks = embedding[ids] * drafter.spec.input_embedding_scale
         outs.append(drafter(blocks, [Group(context=context, anchors=anchors)]))
     return torch.stack(outs)

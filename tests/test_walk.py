@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from dflash_model.replay.records import NEVER, UNKNOWN, SampleRecords, Sequence
-from dflash_model.replay.walk import TRUNCATED, ZLAB, chain_matched, first_anchor, streak_matched, take_step, walk
+from dflash_model.replay.walk import (
+    DEEPSPEC,
+    PYPI,
+    TRUNCATED,
+    ZLAB,
+    block_rows,
+    chain_matched,
+    first_anchor,
+    streak_matched,
+    take_step,
+    walk,
+)
 
 LIMIT = Sequence(sample_id="a", prompt_length=10, completion_length=8, overshoot_length=3, stopped=False)
 STOP = replace(LIMIT, stopped=True)
@@ -84,6 +95,17 @@ def test_a_request_of_one_token_has_a_step_only_under_zlab() -> None:
         (STOP, ZLAB, 15, 0, (1, 16)),
         (LIMIT, ZLAB, 15, 3, (4, None)),
         (LIMIT, ZLAB, 17, 3, (4, None)),
+        # DeepSpec: an accepted stop token (position 17) ends the request without a bonus; a bonus stop token counts.
+        (STOP, DEEPSPEC, 15, 3, (2, None)),
+        (STOP, DEEPSPEC, 15, 2, (2, None)),
+        (STOP, DEEPSPEC, 15, 1, (2, None)),
+        (STOP, DEEPSPEC, 15, 0, (1, 16)),
+        (STOP, DEEPSPEC, 14, 3, (3, None)),
+        (LIMIT, DEEPSPEC, 15, 3, (4, None)),
+        (LIMIT, DEEPSPEC, 15, 1, (2, 17)),
+        (LIMIT, DEEPSPEC, 17, 3, (4, None)),
+        (LIMIT, PYPI, 15, 3, (2, None)),
+        (STOP, PYPI, 15, 0, (1, 16)),
     ],
 )
 def test_take_step(sequence: Sequence, tail: str, anchor: int, matched: int, expected: tuple[int, int | None]) -> None:
@@ -93,3 +115,18 @@ def test_take_step(sequence: Sequence, tail: str, anchor: int, matched: int, exp
 def test_an_unknown_tail_is_refused() -> None:
     with pytest.raises(ValueError, match="tail 'dflash'"):
         first_anchor(LIMIT, "dflash")
+
+
+def test_a_first_token_that_stops_leaves_deepspec_no_step_and_zlab_one() -> None:
+    one = replace(STOP, completion_length=1)
+    assert [first_anchor(one, tail) for tail in (TRUNCATED, PYPI, DEEPSPEC, ZLAB)] == [None, None, None, 10]
+    assert first_anchor(replace(LIMIT, completion_length=1), DEEPSPEC) == 10
+
+
+def test_only_pypi_shortens_blocks_and_only_before_its_limit() -> None:
+    """Limit at position 18: from 14 on a block of 5 would reach past it; the last block has two rows."""
+    assert [block_rows(a, block_size=5, tail=PYPI, limit=18) for a in (10, 13, 14, 15, 16)] == [5, 5, 4, 3, 2]
+    assert block_rows(14, block_size=5, tail=PYPI, limit=19) == 5  # the token at 18 is still wanted
+    for tail in (TRUNCATED, ZLAB, DEEPSPEC):
+        assert block_rows(16, block_size=5, tail=tail, limit=18) == 5
+    assert block_rows(16, block_size=5, tail=PYPI, limit=None) == 5

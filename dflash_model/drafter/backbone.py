@@ -4,7 +4,7 @@ What a reader gets wrong: the context never changes. `fc` and `hidden_norm` make
 turns those rows into K and V once per sequence, and only block rows pass through the layers.
 
 Shapes: N context rows, T taps, H hidden, B blocks (one per anchor), S block rows, R rows (B * S, or G * S within a
-block), Q/K query/kv heads, G = Q / K, D head width, W scratch rows.
+block), Q/K query/kv heads, G = Q / K, D head width.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from dflash_model.drafter.spec import DrafterSpec, MaskPolicy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """K and V of one sequence's context, per layer, with scratch rows before them where blocks put theirs.
+    """K and V of one sequence's context, per layer, with room for one block's before them.
 
-    Block K/V lie directly before the context's, so attention reads one slice and the context is never copied.
+    A block's K/V lie directly before the context's while it attends, so attention reads one slice and nothing is copied.
     """
 
     keys: tuple[Tensor, ...]
-    """Per layer [K, W + N, D], rotated."""
+    """Per layer [K, S + N, D], rotated."""
 
     values: tuple[Tensor, ...]
-    """Per layer [K, W + N, D]."""
+    """Per layer [K, S + N, D]."""
 
-    scratch_rows: int
-    """W: at most this many block rows per forward."""
+    block_size: int
+    """S."""
 
     @property
     def length(self) -> int:
         """N: positions 0..N-1 are known."""
-        return self.keys[0].shape[1] - self.scratch_rows
+        return self.keys[0].shape[1] - self.block_size
 
     @property
     def size_bytes(self) -> int:
@@ -61,27 +61,26 @@ class Group:
     anchors: tuple[int, ...]
     """Positions of the blocks' first rows; each sees context positions below its own."""
 
+    rows: tuple[int, ...] | None = None
+    """Rows of each block that exist, at least 1; None: all S. What stands past them is not seen, and its output means nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Visit:
-    """One group's place in a forward."""
+    """One block's place in a forward."""
 
     context: Context
-    blocks: slice
-    """Its blocks among the forward's."""
-
-    first_key: int
-    """Where its blocks' K/V begin in the context's buffers."""
+    """Its sequence's K and V."""
 
     num_keys: int
-    """Block rows and the context rows that any of its blocks may see."""
+    """The block's rows and the context rows below its anchor."""
 
     masks: dict[MaskPolicy, Tensor | None]
-    """Additive [B * G * S, num_keys], rows in the order (block, shared head, slot); None = everything is visible."""
+    """Additive [G * S, num_keys], rows in the order (shared head, slot); None = everything is visible."""
 
 
 class Attention(nn.Module):
-    """Attention of block rows over [their group's blocks | their sequence's context]."""
+    """Attention of block rows over [their own block | their sequence's context]."""
 
     def __init__(self, spec: DrafterSpec, policy: MaskPolicy) -> None:
         """Weights are unset until a state dict is loaded; the same holds for the modules below."""
@@ -106,7 +105,7 @@ class Attention(nn.Module):
         return rotate(keys, *rotation), self._heads(self.v_proj(rows))
 
     def forward(self, rows: Tensor, rotation: Rotation, layer: int, visits: Sequence[_Visit]) -> Tensor:
-        """[R, H] -> [R, H]: the linear maps over all rows at once, the scores per group."""
+        """[R, H] -> [R, H]: the linear maps over all rows at once, the scores block by block."""
         q_RQD = rotate(self.q_norm(self._heads(self.q_proj(rows))), *rotation)  # noqa: N806
         k_RKD, v_RKD = self.keys_values(rows, rotation)  # noqa: N806
         kv_heads, slots, head = k_RKD.shape[1], self.block_size, self.head_dim
@@ -114,26 +113,26 @@ class Attention(nn.Module):
         q_BKRD = q_RQD.view(-1, slots, kv_heads, q_RQD.shape[1] // kv_heads, head).permute(0, 2, 3, 1, 4).flatten(2, 3)  # noqa: N806
         k_BKSD = k_RKD.view(-1, slots, kv_heads, head).transpose(1, 2)  # noqa: N806
         v_BKSD = v_RKD.view(-1, slots, kv_heads, head).transpose(1, 2)  # noqa: N806
-        mixed = [self._attend(q_BKRD[v.blocks], k_BKSD[v.blocks], v_BKSD[v.blocks], layer, v) for v in visits]
+        mixed = [
+            self._attend(q_BKRD[block : block + 1], k_BKSD[block], v_BKSD[block], layer, visit)
+            for block, visit in enumerate(visits)
+        ]
         out_BKRD = torch.cat(mixed)  # noqa: N806
         out = out_BKRD.view(len(out_BKRD), kv_heads, -1, slots, head).permute(0, 3, 1, 2, 4).reshape(len(rows), -1)
         projected: Tensor = self.o_proj(out)
         return projected
 
-    def _attend(self, q_BKRD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, layer: int, visit: _Visit) -> Tensor:  # noqa: N803
-        """[B, K, G * S, D] of one group's blocks, with their K/V written beside the context's."""
-        blocks, kv_heads, _, head = q_BKRD.shape
+    def _attend(self, q_1KRD: Tensor, k_KSD: Tensor, v_KSD: Tensor, layer: int, visit: _Visit) -> Tensor:  # noqa: N803
+        """[1, K, G * S, D] of one block, with its K/V written beside its context's."""
         keys, values = visit.context.keys[layer], visit.context.values[layer]
-        for buffer, own in ((keys, k_BKSD), (values, v_BKSD)):
-            scratch = buffer.narrow(1, visit.first_key, blocks * self.block_size)
-            scratch.view(kv_heads, blocks, self.block_size, head).copy_(own.transpose(0, 1))
-        out = F.scaled_dot_product_attention(
-            q_BKRD.transpose(0, 1).reshape(1, kv_heads, -1, head),
-            keys.narrow(1, visit.first_key, visit.num_keys)[None],
-            values.narrow(1, visit.first_key, visit.num_keys)[None],
+        keys[:, : self.block_size] = k_KSD
+        values[:, : self.block_size] = v_KSD
+        return F.scaled_dot_product_attention(
+            q_1KRD,
+            keys.narrow(1, 0, visit.num_keys)[None],
+            values.narrow(1, 0, visit.num_keys)[None],
             attn_mask=visit.masks[self.policy],
         )
-        return out.view(kv_heads, blocks, -1, head).transpose(0, 1)
 
 
 class MLP(nn.Module):
@@ -216,19 +215,16 @@ class Drafter(TableOwner):
         rotation = rotation_table(self.spec.rope, positions, dtype=self.dtype)
         return [layer.self_attn.keys_values(ctx, rotation) for layer in self._stack]
 
-    def context_bytes(self, length: int, *, scratch_blocks: int) -> int:
+    def context_bytes(self, length: int) -> int:
         """Memory that `make_context` will hold for `length` positions."""
         spec = self.spec
-        rows = scratch_blocks * spec.block_size + length
+        rows = spec.block_size + length
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * rows * self.dtype.itemsize
 
     @torch.inference_mode()
-    def make_context(self, states: Tensor, *, scratch_blocks: int, chunk_rows: int = 1024) -> Context:
-        """K and V of positions 0..N-1, from `states` [N, T * H], `chunk_rows` rows at a time.
-
-        `scratch_blocks`: how many blocks of this sequence one forward may hold.
-        """
-        spec, scratch = self.spec, scratch_blocks * self.spec.block_size
+    def make_context(self, states: Tensor, *, chunk_rows: int = 1024) -> Context:
+        """K and V of positions 0..N-1, from `states` [N, T * H], `chunk_rows` rows at a time."""
+        spec, scratch = self.spec, self.spec.block_size
         shape = (spec.num_kv_heads, scratch + len(states), spec.head_dim)
         empty = [torch.zeros(shape, dtype=self.dtype, device=self.fc.weight.device) for _ in range(2 * spec.num_layers)]
         keys, values = empty[::2], empty[1::2]
@@ -239,7 +235,7 @@ class Drafter(TableOwner):
             for layer, (k, v) in enumerate(self.context_kv(ctx, positions)):
                 keys[layer][:, rows] = k.transpose(0, 1)
                 values[layer][:, rows] = v.transpose(0, 1)
-        return Context(keys=tuple(keys), values=tuple(values), scratch_rows=scratch)
+        return Context(keys=tuple(keys), values=tuple(values), block_size=scratch)
 
     @torch.inference_mode()
     def forward(self, blocks_BSH: Tensor, groups: Sequence[Group]) -> Tensor:  # noqa: N803
@@ -262,31 +258,29 @@ class Drafter(TableOwner):
         return out[:, 1 - self.spec.shift :]
 
     def _visits(self, groups: Sequence[Group]) -> list[_Visit]:
-        visits, first = [], 0
+        size, visits = self.spec.block_size, []
         for group in groups:
-            context, count = group.context, len(group.anchors)
-            rows, reach = count * self.spec.block_size, max(group.anchors)
-            if rows > context.scratch_rows or reach > context.length or min(group.anchors) < 0:
+            context, counts = group.context, group.rows or (size,) * len(group.anchors)
+            if context.block_size != size or not all(0 <= anchor <= context.length for anchor in group.anchors):
                 raise ValueError(
-                    f"anchors {group.anchors} for a context of {context.length} rows with {context.scratch_rows} scratch rows"
+                    f"anchors {group.anchors} in blocks of {size} rows for a context of {context.length} rows "
+                    f"with room for {context.block_size}"
                 )
-            visits.append(
-                _Visit(
-                    context=context,
-                    blocks=slice(first, first + count),
-                    first_key=context.scratch_rows - rows,
-                    num_keys=rows + reach,
-                    masks={policy: self._mask(policy, group.anchors) for policy in set(self.spec.layer_masks)},
-                )
-            )
-            first += count
+            for anchor, count in zip(group.anchors, counts, strict=True):
+                masks = {policy: self._mask(policy, anchor, count) for policy in set(self.spec.layer_masks)}
+                visits.append(_Visit(context=context, num_keys=size + anchor, masks=masks))
         return visits
 
-    def _mask(self, policy: MaskPolicy, anchors: tuple[int, ...]) -> Tensor | None:
+    def _mask(self, policy: MaskPolicy, anchor: int, count: int) -> Tensor | None:
+        """Of one block of which `count` rows exist."""
         slots, shared = self.spec.block_size, self.spec.num_heads // self.spec.num_kv_heads
-        if sees_everything(policy, anchors, block_size=slots):
+        if not 1 <= count <= slots:
+            raise ValueError(f"{count} rows of a block of {slots}")
+        if count == slots and sees_everything(policy, anchor, block_size=slots):
             return None
-        positions = torch.tensor(anchors, device=self.fc.weight.device)
-        seen = visible(policy, positions, block_size=slots, context_length=max(anchors))
+        positions = torch.tensor([anchor], device=self.fc.weight.device)
+        seen = visible(policy, positions, block_size=slots, context_length=anchor)
+        # A row that does not exist sees itself, so that it has a softmax; nobody else sees it.
+        seen[:, count:slots] = torch.eye(slots, dtype=torch.bool, device=seen.device)[:, count:]
         hidden = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-        return hidden.view(len(anchors), 1, slots, -1).expand(-1, shared, -1, -1).reshape(len(anchors) * shared * slots, -1)
+        return hidden.repeat(shared, 1)

@@ -5,8 +5,6 @@ Shapes: A anchors, S block rows, C context rows; queries and block keys in the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -28,13 +26,13 @@ def visible(policy: MaskPolicy, anchors: Tensor, *, block_size: int, context_len
     return seen_ASK.view(keys, -1)
 
 
-def sees_everything(policy: MaskPolicy, anchors: Sequence[int], *, block_size: int) -> bool:
-    """Whether `visible` would be True everywhere for these anchors and the context below the highest one."""
-    if len(anchors) > 1 or policy.in_block == "causal":
+def sees_everything(policy: MaskPolicy, anchor: int, *, block_size: int) -> bool:
+    """Whether `visible` would be True everywhere for this anchor alone and the context below it."""
+    if policy.in_block == "causal":
         return False
     if policy.window is None:
         return True
-    last_key_distance = anchors[0] if policy.window_origin == "anchor" else anchors[0] + block_size
+    last_key_distance = anchor if policy.window_origin == "anchor" else anchor + block_size
     return last_key_distance <= policy.window
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -21,10 +21,13 @@ from dflash_model.drafter.tables import DraftTables
 from dflash_model.errors import CheckpointError, InputError
 from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
 from dflash_model.replay.scoring import Scores, kept_candidates, score_blocks
-from dflash_model.replay.walk import TAILS, TRUNCATED, ZLAB, Matcher, first_anchor, take_step
+from dflash_model.replay.walk import TAILS, TRUNCATED, Matcher, block_rows, counts_in_full, first_anchor, take_step
 
 Progress = Callable[[int, int], None]
 """(samples finished, anchors computed), after each chunk and each finished sample."""
+
+Keep = Callable[[SampleRecords, int], None]
+"""(all that is recorded of a finished sample, anchors computed for it now), before its records are given out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +41,14 @@ class Sample:
     """Prompt, completion and overshoot."""
 
     load_states: Callable[[], Tensor]
-    """Gives the target's tap states [N, T * H], any float type, N >= end - 1; called once, when the sample's turn comes."""
+    """Gives the target's tap states [N, T * H], any float type, N >= end - 1; called once, when the sample's turn comes, and
+    not at all where nothing is left to compute."""
+
+    limit: int | None = None
+    """Position at which generation would have been cut, prompt + the most new tokens: tail `pypi` shortens blocks before it."""
+
+    load_known: Callable[[], SampleRecords | None] = lambda: None
+    """Gives what an earlier replay of this drafter recorded on this sequence; those anchors are not computed again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,41 +61,67 @@ class _Job:
     top_k: int
     chunk_anchors: int
     tail: str
+    stride: int | None
+    every_tail: bool
 
-    @property
-    def scratch_blocks(self) -> int:
-        return min(self.chunk_anchors, len(self.walks))
+    def rows_at(self, sample: Sample, anchor: int) -> int:
+        """Rows of the block there."""
+        return block_rows(anchor, block_size=self.drafter.spec.block_size, tail=self.tail, limit=sample.limit)
 
 
 class _Active:
     """A sample in work: its context, the records so far, and the anchor that each walk needs next."""
 
     def __init__(self, sample: Sample, job: _Job) -> None:
-        """Check the sample and, if it has any step, load its states. Raises InputError."""
+        """Check the sample; take over what is known; if anything is left to compute, load its states. Raises InputError."""
         _check_sample(sample, job)
-        self.sequence = sample.sequence
-        self.job = job
-        self.records: dict[int, SampleRecords] = {}
-        start = first_anchor(sample.sequence, job.tail)
-        self.fronts: list[int | None] = [start] * len(job.walks)
+        self.sample, self.sequence, self.job = sample, sample.sequence, job
+        self.records: dict[int, SampleRecords] = self._usable(sample.load_known())
+        self.computed = 0
+        self.fronts: list[int | None] = [first_anchor(sample.sequence, job.tail)] * len(job.walks)
+        self.asked: set[int] = set()
+        if job.stride is not None:
+            self.asked |= set(range(self.sequence.prompt_length, self.sequence.end - 1, job.stride))
+        if job.every_tail and self._may_step_at_its_last_token():
+            self.asked.add(self.sequence.end - 1)
         padding = [UNKNOWN] * job.drafter.spec.drafted_tokens
         self.tokens = torch.tensor([*sample.token_ids, *padding], dtype=torch.int64)
-        self.context: Context | None = _context(sample, job) if start is not None else None
+        self.advance()
+        self.context: Context | None = _context(sample, job) if self.missing else None
+
+    def _usable(self, known: SampleRecords | None) -> dict[int, SampleRecords]:
+        """The known rows whose blocks were as long as they are now."""
+        found: dict[int, SampleRecords] = {}
+        if known is None:
+            return found
+        for row, anchor in enumerate(known.anchors.tolist()):
+            drafted = self.job.rows_at(self.sample, anchor) - 1 + self.job.drafter.spec.shift
+            if known.drafted_slots(row) == drafted:
+                found[anchor] = known.at([row])
+        return found
+
+    def _may_step_at_its_last_token(self) -> bool:
+        """Under some tail rule, and the tokens to judge that step are known."""
+        sequence, drafted = self.sequence, self.job.drafter.spec.drafted_tokens
+        return sequence.completion_length > 0 and not sequence.stopped and sequence.overshoot_length >= drafted
 
     @property
     def missing(self) -> list[int]:
-        """Anchors that walks wait for, ascending; empty when all are done."""
-        return sorted({front for front in self.fronts if front is not None})
+        """Anchors that are waited for, ascending; empty when all are done."""
+        fronts = {front for front in self.fronts if front is not None}
+        return sorted(fronts | {anchor for anchor in self.asked if anchor not in self.records})
 
     def add(self, record: SampleRecords) -> None:
         """Keep one anchor's record (A = 1)."""
         self.records[int(record.anchors[0])] = record
+        self.computed += 1
 
     def advance(self) -> None:
         """Move each walk along the records that are there."""
         for index, matcher in enumerate(self.job.walks):
             front = self.fronts[index]
             while front is not None and front in self.records:
+                self.asked.add(front)
                 matched = matcher(self.records[front], 0)
                 _, front = take_step(self.sequence, front, matched=matched, tail=self.job.tail)
             self.fronts[index] = front
@@ -95,12 +131,19 @@ class _Active:
         return self.tokens[anchor + 1 : anchor + 1 + self.job.drafter.spec.drafted_tokens]
 
     def finish(self) -> SampleRecords:
-        """All records, anchors ascending."""
+        """The records asked for, anchors ascending, however many more are known."""
+        return self._joined(self.asked)
+
+    def everything(self) -> SampleRecords:
+        """All records, those of earlier replays among them."""
+        return self._joined(self.records)
+
+    def _joined(self, anchors: Iterable[int]) -> SampleRecords:
         drafter = self.job.drafter
         kept = kept_candidates(drafter, self.job.tables, self.job.top_k)
         conditional = drafter.candidate_selector is not None
-        slots = drafter.spec.drafted_tokens
-        return SampleRecords.joined(self.sequence, self.records.values(), slots=slots, kept=kept, conditional=conditional)
+        parts = [self.records[anchor] for anchor in anchors]
+        return SampleRecords.joined(self.sequence, parts, slots=drafter.spec.drafted_tokens, kept=kept, conditional=conditional)
 
 
 def replay(
@@ -111,21 +154,26 @@ def replay(
     head: Tensor,
     walks: Seq[Matcher],
     top_k: int = 64,
-    chunk_anchors: int = 32,
+    chunk_anchors: int = 64,
     tail: str = TRUNCATED,
+    stride: int | None = None,
+    every_tail: bool = False,
     context_bytes: int = 4 << 30,
     on_progress: Progress | None = None,
+    on_sample: Keep | None = None,
 ) -> Iterator[SampleRecords]:
     """Replay `samples` under every matcher of `walks`, on the CPU; yields each sample's records when its last walk ends.
 
     `embedding` [V, H] (raw rows) and `head` [V, H] are the target's, of any float type; a drafter that owns either uses
     its own (`Drafter.tables`). Where the drafter's slots depend on each other, `walks` may hold no DDTree.
+    `stride`: also every stride-th position of a completion, its first one included, whether a walk visits it or not (1: all).
+    `every_tail`: also the one anchor that only the tail rules which count in full may visit, a limited request's last token.
     Matchers must decide from the row they are given alone. Records hold the `top_k` best candidates per slot. Samples
     enter in order, as many as fill a chunk and fit into `context_bytes` (one always may), and leave as they finish.
     Raises ConfigError for tables that do not fit the drafter, InputError for a sample that does not fit, CheckpointError
     where logits are not finite, ValueError for other arguments.
     """
-    if tail not in TAILS or not walks or top_k < 2 or chunk_anchors < 1:
+    if tail not in TAILS or not walks or top_k < 2 or chunk_anchors < 1 or (stride is not None and stride < 1):
         raise ValueError(f"tail {tail!r}, {len(walks)} walks, top_k {top_k}, chunk_anchors {chunk_anchors}")
     job = _Job(
         drafter=drafter,
@@ -134,11 +182,14 @@ def replay(
         top_k=top_k,
         chunk_anchors=chunk_anchors,
         tail=tail,
+        stride=stride,
+        every_tail=every_tail,
     )
-    return _run(job, iter(samples), context_bytes, on_progress or (lambda samples, anchors: None))
+    nothing = lambda *_: None  # noqa: E731
+    return _run(job, iter(samples), context_bytes, on_progress or nothing, on_sample or nothing)
 
 
-def _run(job: _Job, waiting: Iterator[Sample], context_bytes: int, report: Progress) -> Iterator[SampleRecords]:
+def _run(job: _Job, waiting: Iterator[Sample], context_bytes: int, report: Progress, keep: Keep) -> Iterator[SampleRecords]:
     active: list[_Active] = []
     upcoming = next(waiting, None)
     finished = computed = 0
@@ -159,13 +210,14 @@ def _run(job: _Job, waiting: Iterator[Sample], context_bytes: int, report: Progr
         active = [entry for entry in active if entry.missing]
         for entry in done:
             finished += 1
+            keep(entry.everything(), entry.computed)
             report(finished, computed)
             yield entry.finish()
 
 
 def _fits(active: list[_Active], sample: Sample, job: _Job, context_bytes: int) -> bool:
     held = sum(entry.context.size_bytes for entry in active if entry.context is not None)
-    wanted = job.drafter.context_bytes(max(0, sample.sequence.end - 1), scratch_blocks=job.scratch_blocks)
+    wanted = job.drafter.context_bytes(max(0, sample.sequence.end - 1))
     return not active or held + wanted <= context_bytes
 
 
@@ -176,19 +228,35 @@ def _compute(job: _Job, chunk: list[tuple[_Active, int]]) -> None:
     groups = []
     for entry, members in groupby(chunk, key=lambda item: item[0]):
         assert entry.context is not None
-        groups.append(Group(context=entry.context, anchors=tuple(anchor for _, anchor in members)))
+        anchors = tuple(anchor for _, anchor in members)
+        rows = tuple(job.rows_at(entry.sample, anchor) for anchor in anchors)
+        groups.append(Group(context=entry.context, anchors=anchors, rows=rows))
     anchor_ids = torch.stack([entry.tokens[anchor] for entry, anchor in chunk])
     hidden = job.drafter(job.tables.blocks(anchor_ids), groups)
     true_ids = torch.stack([entry.true_ids(anchor) for entry, anchor in chunk])
     scores = score_blocks(job.drafter, job.tables, hidden, anchor_ids, true_ids, top_k=job.top_k)
     for index, (entry, anchor) in enumerate(chunk):
-        rows = slice(index * spec.drafted_tokens, (index + 1) * spec.drafted_tokens)
-        if not scores.finite[rows].all():
+        slots = slice(index * spec.drafted_tokens, (index + 1) * spec.drafted_tokens)
+        if not scores.finite[slots].all():
             raise CheckpointError(
                 f"{job.drafter.name} gives NaN or infinite logits at anchor {anchor} of sample {entry.sequence.sample_id}.",
                 "Compute in fp32; if it stays so, the checkpoint is broken.",
             )
-        entry.add(_record(entry.sequence, anchor, true_ids[index], scores, rows))
+        record = _record(entry.sequence, anchor, true_ids[index], scores, slots)
+        drafted = job.rows_at(entry.sample, anchor) - 1 + spec.shift
+        entry.add(record if drafted == spec.drafted_tokens else _shortened(record, drafted))
+
+
+def _shortened(record: SampleRecords, drafted: int) -> SampleRecords:
+    """`record` of a block that drafted fewer tokens: nothing is said of the slots past them."""
+    blank = {"true_ids": UNKNOWN, "true_rank": UNKNOWN, "true_logprob": np.nan, "log_sum_exp": np.nan}
+    blank |= {"top_ids": UNKNOWN, "top_logprobs": -np.inf}
+    if record.selected_ids is not None:
+        blank["selected_ids"] = UNKNOWN
+    changed = {name: getattr(record, name).copy() for name in blank}
+    for name, value in blank.items():
+        changed[name][:, drafted:] = value
+    return replace(record, **changed)
 
 
 def _record(sequence: Sequence, anchor: int, true_ids: Tensor, scores: Scores, rows: slice) -> SampleRecords:
@@ -215,9 +283,9 @@ def _check_sample(sample: Sample, job: _Job) -> None:
     if known and not (min(sample.token_ids) >= 0 and max(sample.token_ids) <= highest):
         raise InputError(f"{name} holds token ids outside 0..{highest}.", "Tokens and tables must come from one target.")
     needed = job.drafter.spec.drafted_tokens
-    if job.tail == ZLAB and sequence.overshoot_length < needed:
+    if counts_in_full(sequence, job.tail) and sequence.overshoot_length < needed:
         raise InputError(
-            f"{name} knows {sequence.overshoot_length} tokens past its end, but tail 'zlab' counts the last step in full.",
+            f"{name} knows {sequence.overshoot_length} tokens past its end, but tail {job.tail!r} counts the last step in full.",
             f"Make references with at least {needed} overshoot tokens, or use tail '{TRUNCATED}'.",
         )
 
@@ -235,4 +303,4 @@ def _context(sample: Sample, job: _Job) -> Context:
         raise InputError(
             f"Hidden states of sample {sample.sequence.sample_id} hold NaN or infinite values.", "Extract them anew."
         )
-    return job.drafter.make_context(states, scratch_blocks=job.scratch_blocks)
+    return job.drafter.make_context(states)

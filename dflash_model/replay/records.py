@@ -7,7 +7,7 @@ position anchor + d + 1, whatever the drafter's shift, so walks and metrics need
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,10 +80,10 @@ class SampleRecords:
     """[A, D] natural log-probability of the true token under the drafter; NaN where unknown, -inf where never drafted."""
 
     top_ids: Int32
-    """[A, D, K] best candidates as the target's ids, best first, ties to the lower id."""
+    """[A, D, K] best candidates as the target's ids, best first, ties to the lower id; UNKNOWN in slots not drafted."""
 
     top_logprobs: Float32
-    """[A, D, K] their natural log-probabilities."""
+    """[A, D, K] their natural log-probabilities; -inf in slots not drafted."""
 
     log_sum_exp: Float32
     """[A, D] log-sum-exp of the slot's logits."""
@@ -116,7 +116,19 @@ class SampleRecords:
         """Slots whose two best candidates lie within NEAR_TIE_NATS of each other; None where K < 2."""
         if self.top_logprobs.shape[-1] < 2:
             return None
-        return int(np.count_nonzero(self.top_logprobs[..., 0] - self.top_logprobs[..., 1] < NEAR_TIE_NATS))
+        drafted = self.top_ids[..., 0] != UNKNOWN
+        best, second = self.top_logprobs[drafted, 0], self.top_logprobs[drafted, 1]
+        return int(np.count_nonzero(best - second < NEAR_TIE_NATS))
+
+    def drafted_slots(self, row: int) -> int:
+        """How many tokens the block of `row` drafted: D, or fewer where it was shortened before a limit."""
+        return int(np.count_nonzero(self.top_ids[row, :, 0] != UNKNOWN))
+
+    def at(self, rows: Iterable[int]) -> SampleRecords:
+        """The same records at some rows, given in ascending order."""
+        chosen = np.fromiter(rows, dtype=np.int64)
+        names = _ARRAYS if self.selected_ids is None else (*_ARRAYS, "selected_ids")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
 
     @classmethod
     def joined(

@@ -1,9 +1,13 @@
 """Verify walks: from anchor to anchor, each step as long as the accepted prefix allows, plus the bonus token.
 
-The two tail rules differ only in the last step of a request:
-  truncated  PyPI dflash and serving engines: a step is cut at the stop token or the limit; no step starts at the last token.
-  zlab       z-lab's git loop: the last step counts in full, past stop or limit; a request that ends by its limit
-             may start one more step at its last token.
+The tail rules differ only at the end of a request:
+  truncated  serving engines: every block is whole, and a step is cut at the stop token or the limit; no step starts at the
+             last token.
+  pypi       PyPI dflash: the same counting, but a block that would reach past the limit is drafted shorter, which for a
+             bidirectional block means other tokens (`block_rows`).
+  zlab       z-lab's git loop: the last step counts in full, past stop or limit; a request that ends by its limit may start
+             one more step at its last token.
+  deepspec   DeepSpec: a stop token among the accepted drafts ends the request, without a bonus token; at the limit as zlab.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from dflash_model.replay.records import UNKNOWN, SampleRecords, Sequence
 
 TRUNCATED = "truncated"
 ZLAB = "zlab"
-TAILS = (TRUNCATED, ZLAB)
+PYPI = "pypi"
+DEEPSPEC = "deepspec"
+TAILS = (TRUNCATED, ZLAB, PYPI, DEEPSPEC)
 
 Matcher = Callable[[SampleRecords, int], int]
 """(records, row) -> how many leading drafted tokens of that block are accepted."""
@@ -55,27 +61,39 @@ def first_anchor(sequence: Sequence, tail: str) -> int | None:
     return _next_anchor(sequence, sequence.prompt_length, tail, first=True)
 
 
+def counts_in_full(sequence: Sequence, tail: str) -> bool:
+    """Whether this request's last step may earn more tokens than the request still wants. ValueError for another tail."""
+    if tail not in TAILS:
+        raise ValueError(f"tail {tail!r}, expected one of {TAILS}")
+    return tail == ZLAB or (tail == DEEPSPEC and not sequence.stopped)
+
+
+def block_rows(anchor: int, *, block_size: int, tail: str, limit: int | None) -> int:
+    """Rows of the block at `anchor`, its own included, when the request may reach position `limit` - 1 (None: no limit known)."""
+    return block_size if tail != PYPI or limit is None else max(1, min(block_size, limit - anchor))
+
+
 def _next_anchor(sequence: Sequence, start: int, tail: str, *, first: bool = False) -> int | None:
+    in_full = counts_in_full(sequence, tail)
     if sequence.completion_length == 0:
         return None
-    if tail == TRUNCATED:
+    if not in_full:
         return start if start < sequence.end - 1 else None
-    if tail == ZLAB:
-        if first:
-            return start
-        done_by_stop = sequence.stopped and start >= sequence.end - 1
-        return None if done_by_stop or start >= sequence.end else start
-    raise ValueError(f"tail {tail!r}, expected one of {TAILS}")
+    if first:
+        return start
+    done_by_stop = sequence.stopped and start >= sequence.end - 1
+    return None if done_by_stop or start >= sequence.end else start
 
 
 def take_step(sequence: Sequence, anchor: int, *, matched: int, tail: str) -> tuple[int, int | None]:
     """(tokens earned, next anchor or None) of a step at `anchor` that accepts `matched` drafts.
 
-    A step earns matched + 1 tokens (accepted drafts and the bonus token); under `truncated` no more than
-    end - 1 - anchor, the tokens that the request still wants.
+    A step earns matched + 1 tokens (accepted drafts and the bonus token), and no more than end - 1 - anchor, the tokens that
+    the request still wants, unless the tail rule counts in full. (DeepSpec's step that ends in an accepted stop token has no
+    bonus token: its drafts up to there are just those wanted tokens.)
     """
     step = matched + 1
-    if tail == TRUNCATED:
+    if not counts_in_full(sequence, tail):
         step = min(step, sequence.end - 1 - anchor)
     return step, _next_anchor(sequence, anchor + step, tail)
 
