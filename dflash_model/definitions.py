@@ -40,6 +40,8 @@ def definitions(*, tail: str, level: float, equal_within: float, min_prompts: in
         "that would decide.",
         "slot effect": "Tokens per step that the reference would gain or lose with the candidate's conditional rate at that slot "
         "alone: where the two part.",
+        "attribution": "The gap to the reference in parts that add up to it. Slots: the gap in 1 + the sum of survival; a loss at a slot "
+        "costs what would have followed. Categories: the gap in pooled tau.",
         "near ties": f"Slots of all scored blocks whose two best candidates lie within {NEAR_TIE_NATS:g} nats of each other: "
         "another machine could have drafted the other one.",
     }

@@ -61,6 +61,8 @@ def render_report(result: Mapping[str, Any], run: Mapping[str, Any] | None = Non
         },
         masks={drafter["name"]: mask_words(drafter["spec"]) for drafter in result["drafters"]},
         requests=request_table(result),
+        gaps=gap_tables(result),
+        others=other_tau_rows(result),
         fidelity=scalar_facts({key: value for key, value in (result["fidelity"] or {}).items() if key != "verdict"}),
         target=scalar_facts(result["target"]),
         prompts=scalar_facts(result["prompts"]),
@@ -112,6 +114,33 @@ def request_table(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return sorted(table, key=lambda row: (-row["extra_steps"], row["sample_id"]))
+
+
+def gap_tables(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A candidate's gap by slot and by category; none for a candidate without a gap, or in a result of an older program."""
+    tables = []
+    for drafter in result["drafters"]:
+        attribution = (drafter["vs_reference"] or {}).get("attribution")
+        if attribution is None or not attribution["sentence"]:
+            continue
+        rows = [
+            {"what": what, "parts": attribution[what + "s" if what == "slot" else "categories"]} for what in ("slot", "category")
+        ]
+        tables.append({"name": drafter["name"], "rows": [row for row in rows if row["parts"]]})
+    return tables
+
+
+def other_tau_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a figure that any drafter has: its cells in the drafters' order, and its definition."""
+    columns = [{figure["name"]: figure for figure in drafter.get("other_taus", [])} for drafter in result["drafters"]]
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        figures_of = [column.get(name) for column in columns]
+        first = next(figure for figure in figures_of if figure is not None)
+        cells = [figure["value"] if figure else None for figure in figures_of]
+        if any(cell is not None for cell in cells):
+            rows.append({key: first[key] for key in ("name", "definition", "bonus", "aggregation")} | {"cells": cells})
+    return rows
 
 
 def mask_words(spec: Mapping[str, Any]) -> str:

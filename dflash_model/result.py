@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from dflash_model.attribution import Part, attribution_sentence, category_parts, slot_parts
 from dflash_model.comparison import PairedComparison, Rules, Tau, compare, tau_of
 from dflash_model.definitions import definitions
 from dflash_model.errors import NotEvaluable
@@ -25,6 +26,7 @@ from dflash_model.metrics import (
     step_histogram,
     streak_tau,
 )
+from dflash_model.other_taus import other_taus
 from dflash_model.pairing import check_same_tokens
 from dflash_model.replay.records import SampleRecords
 from dflash_model.replay.walk import TRUNCATED
@@ -94,8 +96,10 @@ def build_result(
     tail: str = TRUNCATED,
     rules: Rules | None = None,
     settings: Mapping[str, Any] | None = None,
+    stride: int | None = None,
+    target_logprobs: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The content of result.json.
+    """The content of result.json. `stride` and `target_logprobs` as in `other_taus`.
 
     `categories` maps a prompt's id to its category (absent: none). The facts and `settings` are copied as they are, so they
     must be deterministic JSON. Raises NotEvaluable for a failed fidelity gate, InputError for drafters scored on different
@@ -121,7 +125,11 @@ def build_result(
         "tail": tail,
         "fidelity": dict(fidelity) if fidelity is not None else None,
         "settings": dict(settings or {}) | asdict(rules),
-        "drafters": [_drafter(one, compared.get(name), base, tail=tail, rules=rules) for name, one in measured.items()],
+        "drafters": [
+            _drafter(one, compared.get(name), base, tail=tail, rules=rules)
+            | {"other_taus": _other_taus(one, tail=tail, stride=stride, target_logprobs=target_logprobs)}
+            for name, one in measured.items()
+        ],
     }
 
 
@@ -199,6 +207,12 @@ def _drafter(one: _Measured, compared: PairedComparison | None, base: _Measured,
     }
 
 
+def _other_taus(one: _Measured, **options: Any) -> list[dict[str, Any]]:
+    """[{name, value, definition, bonus, aggregation}]"""
+    found = other_taus(one.samples, one.rows, **options)
+    return [{"name": name} | _rounded(asdict(metric)) for name, metric in found.items()]
+
+
 def _near_ties(samples: Sequence[SampleRecords]) -> int | None:
     """Sum over the samples that can tell; None where none can."""
     counts = [records.near_ties for records in samples if records.near_ties is not None]
@@ -244,7 +258,17 @@ def _versus(compared: PairedComparison | None, one: _Measured, base: _Measured) 
         "sentence": verdict.sentence,
         "slot_effects": effects,
         "parts_at_slot": -max(along)[1] if along else None,
+        "attribution": _attribution(one, base),
     }
+
+
+def _attribution(one: _Measured, base: _Measured) -> dict[str, Any]:
+    slots, categories = slot_parts(one.slots, base.slots), category_parts(one.rows, base.rows)
+
+    def listed(parts: Sequence[Part]) -> list[dict[str, Any]]:
+        return [asdict(part) for part in parts]
+
+    return {"slots": listed(slots), "categories": listed(categories), "sentence": attribution_sentence(slots, categories)}
 
 
 def _rounded(value: Any) -> Any:

@@ -311,6 +311,7 @@ def _compare(
         "fidelity": ground.states.manifest.facts["fidelity"] if ground.states else None,
         "tail": parameters.tail,
         "equal_within": parameters.equal_within,
+        "stride": parameters.stride,
     }
     return book.stage(
         "compare", hosts=where.hosts("compare"), label="compare", inputs=inputs, parameters=chosen if known else None

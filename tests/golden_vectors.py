@@ -69,7 +69,7 @@ def run(vector: Vector, drafter: Drafter | None = None) -> tuple[Tensor, Tensor,
     """Hidden states [A, D, H], logits [A, D, C] and drafted tokens [A, D], all anchors in one forward."""
     drafter = drafter or in_memory(vector)
     tables = drafter.tables(vector.embedding, vector.head)
-    context = drafter.make_context(vector.states, scratch_blocks=len(vector.anchors))
+    context = drafter.make_context(vector.states)
     hidden = drafter(tables.blocks(vector.anchor_ids), [Group(context=context, anchors=vector.anchors)])
     logits = tables.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
     return hidden, logits, drafter.propose(hidden, vector.anchor_ids, tables)

@@ -143,11 +143,13 @@ def test_nothing_measured_shows_dashes_and_no_zero() -> None:
             "step": None,
             "requests": [request | {"steps": 0, "tokens": 0} for request in drafter["requests"]],
         }
+        drafter["other_taus"] = [figure | {"value": None} for figure in drafter["other_taus"]]
         if drafter["vs_reference"]:
             drafter["vs_reference"] |= dict.fromkeys(
                 ("difference", "interval", "relative_difference", "per_request_difference", "equal_within", "parts_at_slot")
             )
             drafter["vs_reference"] |= {"verdict": "no verdict", "slot_effects": [], "prompts": 0}
+            drafter["vs_reference"]["attribution"] = {"slots": [], "categories": [], "sentence": ""}
     result["fidelity"] = None
     page = Page(render_report(result))
     assert page.tags.count("svg") == 0

@@ -224,25 +224,25 @@ class Drafter(TableOwner):
     @torch.inference_mode()
     def make_context(self, states: Tensor, *, chunk_rows: int = 1024) -> Context:
         """K and V of positions 0..N-1, from `states` [N, T * H], `chunk_rows` rows at a time."""
-        spec, scratch = self.spec, self.spec.block_size
-        shape = (spec.num_kv_heads, scratch + len(states), spec.head_dim)
+        spec, room = self.spec, self.spec.block_size
+        shape = (spec.num_kv_heads, room + len(states), spec.head_dim)
         empty = [torch.zeros(shape, dtype=self.dtype, device=self.fc.weight.device) for _ in range(2 * spec.num_layers)]
         keys, values = empty[::2], empty[1::2]
         for start in range(0, len(states), chunk_rows):
             ctx = self.context_features(states[start : start + chunk_rows])
             positions = torch.arange(start, start + len(ctx), device=ctx.device)
-            rows = slice(scratch + start, scratch + start + len(ctx))
+            rows = slice(room + start, room + start + len(ctx))
             for layer, (k, v) in enumerate(self.context_kv(ctx, positions)):
                 keys[layer][:, rows] = k.transpose(0, 1)
                 values[layer][:, rows] = v.transpose(0, 1)
-        return Context(keys=tuple(keys), values=tuple(values), block_size=scratch)
+        return Context(keys=tuple(keys), values=tuple(values), block_size=room)
 
     @torch.inference_mode()
     def forward(self, blocks_BSH: Tensor, groups: Sequence[Group]) -> Tensor:  # noqa: N803
         """Embedded blocks [B, S, H], in the groups' order -> hidden states [B, drafted_tokens, H] ready for the head.
 
         Output d of a block speaks of the token at its anchor + d + 1, for either shift. Raises ValueError where the
-        groups do not fit the blocks, their scratch or their context.
+        groups do not fit the blocks or their context.
         """
         anchors = [anchor for group in groups for anchor in group.anchors]
         if blocks_BSH.shape[:2] != (len(anchors), self.spec.block_size):

@@ -1,6 +1,6 @@
 """Stage compare: from the records of all drafters to result.json. No torch: records are arrays, metrics are functions of them.
 
-Parameters: drafters [{name, role, step, facts of the checkpoint}], fidelity, tail, equal_within. Inputs: prompts, target,
+Parameters: drafters [{name, role, step, facts of the checkpoint}], fidelity, tail, equal_within, stride. Inputs: prompts, target,
 references, and `replay-<drafter>-<shard>` for every shard.
 """
 
@@ -16,6 +16,7 @@ from dflash_model.replay.records import SampleRecords
 from dflash_model.result import DrafterRecords, build_result
 from dflash_model.stages.protocol import Context
 from dflash_model.storage import write_json
+from dflash_model.target.references import read_references
 
 RESULT_FILE = "result.json"
 TARGET_FACTS = ("fingerprint", "model_type", "num_layers", "hidden_size", "vocab_size")
@@ -45,11 +46,19 @@ def run(context: Context) -> None:
         fidelity=chosen["fidelity"],
         tail=chosen["tail"],
         rules=Rules(equal_within=chosen["equal_within"]),
+        stride=chosen.get("stride"),
+        target_logprobs=_target_logprobs(context),
     )
     with context.writing() as writer:
         write_json(writer.path / RESULT_FILE, result)
         writer.facts |= {"headline": result["headline"]}
     context.milestone(result["headline"])
+
+
+def _target_logprobs(context: Context) -> dict[str, tuple[float, ...]]:
+    """Of the completions whose maker told them."""
+    references = read_references(context.input_path("references") / "references.jsonl")
+    return {reference.sample_id: reference.logprobs for reference in references if reference.logprobs is not None}
 
 
 def _drafter(context: Context, number: int, row: dict[str, Any]) -> DrafterRecords:
