@@ -14,7 +14,7 @@ from dflash_model.drafter.loading import load_drafter
 from dflash_model.drafter.zlab import spec_from_zlab
 from dflash_model.replay.engine import Sample, replay
 from dflash_model.replay.records import Sequence
-from dflash_model.replay.walk import chain_matched, walk
+from dflash_model.replay.walk import PYPI, chain_matched, walk
 from tests.tiny_drafters import GEOMETRY, PAIR, SPEC, random_weights, shapes_in, zlab_config
 
 public = pytest.importorskip("dflash.model", reason="PyPI dflash 0.1.0 is not installed")
@@ -95,8 +95,11 @@ def test_the_public_forward_drafts_the_same_tokens_on_the_trained_pair() -> None
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
-def test_the_truncated_tail_reproduces_the_public_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 40 requests. Its last block is cut to the tokens still wanted, ours is whole: on this pair no list differs."""
+def test_the_pypi_tail_reproduces_the_public_generation_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 40 requests up to and including their ends: steps, and what every block drafted, those cut before the limit too.
+
+    (Whole blocks there happen to draft the same first tokens on this pair; test_engine shows a drafter where they do not.)
+    """
     monkeypatch.setattr(public, "_cuda_time", lambda: 0.0)
     weights = PAIR / "drafter" / "model.safetensors"
     config = json.loads((PAIR / "drafter" / "config.json").read_text())
@@ -104,14 +107,23 @@ def test_the_truncated_tail_reproduces_the_public_generation(monkeypatch: pytest
     theirs = public.DFlashDraftModel(Qwen3Config(**config)).eval()
     theirs.load_state_dict(ours.state_dict(), strict=True)
     target = AutoModelForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32).eval()
-    samples, expected = [], {}
+    samples, expected, drafted = [], {}, {}
+    logits_of, blocks = theirs.compute_logits, []
+
+    def noting(*arguments: Any) -> torch.Tensor:
+        logits: torch.Tensor = logits_of(*arguments)
+        blocks.append(logits.argmax(-1)[0].tolist())
+        return logits
+
+    monkeypatch.setattr(theirs, "compute_logits", noting)
     for number, request in enumerate(json.loads((PAIR / "oracle.json").read_text())["requests"]):
         prompt, completion = request["prompt_ids"], request["output_ids"]
         made = public.dflash_generate(
             theirs, target, torch.tensor([prompt]), request["max_new_tokens"], [2], return_stats=True
         )  # fmt: skip
         assert made.output_ids[0, len(prompt) :].tolist() == completion
-        expected[str(number)] = made.acceptance_lengths
+        expected[str(number)], drafted[str(number)] = made.acceptance_lengths, list(blocks)
+        blocks.clear()
         with torch.inference_mode():
             hidden = target(torch.tensor([prompt + completion]), output_hidden_states=True).hidden_states
         states = torch.cat([hidden[index][0] for index in ours.spec.tap_indices], dim=-1)
@@ -119,7 +131,17 @@ def test_the_truncated_tail_reproduces_the_public_generation(monkeypatch: pytest
             sample_id=str(number), prompt_length=len(prompt), completion_length=len(completion), overshoot_length=0,
             stopped=completion[-1] == 2,
         )  # fmt: skip
-        samples.append(Sample(sequence=sequence, token_ids=prompt + completion, load_states=lambda states=states: states))  # type: ignore[misc]
+        limit = len(prompt) + request["max_new_tokens"]
+        samples.append(
+            Sample(sequence=sequence, token_ids=prompt + completion, load_states=lambda s=states: s, limit=limit)  # type: ignore[misc]
+        )
     embedding, head = (table.weight.detach() for table in (target.get_input_embeddings(), target.get_output_embeddings()))
-    found = replay(ours, samples, embedding=embedding, head=head, walks=[chain_matched])
-    assert {r.sequence.sample_id: list(walk(r, chain_matched).steps) for r in found} == expected
+    found = list(replay(ours, samples, embedding=embedding, head=head, walks=[chain_matched], tail=PYPI))
+    assert {r.sequence.sample_id: list(walk(r, chain_matched, tail=PYPI).steps) for r in found} == expected
+    said = {
+        r.sequence.sample_id: [r.drafted_ids[row, : r.drafted_slots(row)].tolist() for row in range(len(r.anchors))]
+        for r in found
+    }
+    assert said == drafted
+    lengths = {len(block) for blocks_of in drafted.values() for block in blocks_of}
+    assert min(lengths) < max(lengths) == ours.spec.drafted_tokens
