@@ -212,10 +212,14 @@ def make(host: LocalHost, stage: str, inputs: dict[str, str], parameters: dict[s
     return manifest
 
 
-def replayed(ground: Ground | dict[str, str], evaluator: LocalHost, checkpoint: Manifest) -> list[SampleRecords]:
+def replay_of(ground: Ground | dict[str, str], evaluator: LocalHost, checkpoint: Manifest) -> Manifest:
     inputs = (ground if isinstance(ground, dict) else ground.inputs) | {"checkpoint": checkpoint.key}
     chosen = {"shard": [0, 1], "tail": "truncated", "streak_widths": [4], "tree_budgets": [], "kept_candidates": 8}
-    manifest = make(evaluator, "replay", inputs, chosen, {})
+    return make(evaluator, "replay", inputs, chosen, {})
+
+
+def replayed(ground: Ground | dict[str, str], evaluator: LocalHost, checkpoint: Manifest) -> list[SampleRecords]:
+    manifest = replay_of(ground, evaluator, checkpoint)
     files = sorted((artifacts_dir(Path(evaluator.work_dir)) / manifest.key / "records").iterdir())
     return [SampleRecords.load(file) for file in files]
 
@@ -329,3 +333,17 @@ def test_a_reduced_vocabulary_drafts_only_its_own_ids_and_otherwise_the_same(gro
 def test_each_convention_matters(wrong: dict[str, Any], ground: Ground) -> None:
     _, records = through(ground, lambda path: speculators(path, **wrong))
     assert records[0].true_rank.shape != ground.baseline[0].true_rank.shape or not same_tokens(records, ground.baseline)
+
+
+def test_a_mask_row_that_nothing_trained_is_said_by_the_replay(ground: Ground) -> None:
+    def build(factor: float) -> Callable[[Path], object]:
+        row = target_tensor("embed_tokens.weight")[3] * factor
+        return lambda path: save(path, CONFIG, WEIGHTS | {"mask_embedding": row})
+
+    checkpoint, records = through(ground, build(1.0))
+    assert same_tokens(records, ground.baseline)
+    assert replay_of(ground, ground.evaluator, checkpoint).facts["warnings"] == []
+    checkpoint, records = through(ground, build(0.0))
+    assert not same_tokens(records, ground.baseline)
+    (warning,) = replay_of(ground, ground.evaluator, checkpoint).facts["warnings"]
+    assert warning.startswith("mask_embedding is nearly zero (norm 0, ")
