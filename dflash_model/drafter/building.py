@@ -23,7 +23,6 @@ _CONFIG_KEY = {
     "attention_bias": "attention_bias",
 }
 _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-_OPTIONAL = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 _SPECIAL_TOKENS = {"eos_token_id": "end-of-sequence", "bos_token_id": "beginning-of-sequence", "pad_token_id": "padding"}
 
 
@@ -82,17 +81,8 @@ def build(
     _check_taps(found.tap_indices, geometry.num_taps, found.num_target_layers, taps or Taps())
     vocabulary = settle_vocabulary(geometry.parts, found.vocab_size, found.draft_vocab_size)
     _check_mask_id(found.mask_token_id, vocabulary.vocab_size)
-    turn = found.rotation.value
-    rope = Rope(
-        theta=found.rope_theta.value,
-        dims=turn.dims,
-        type=turn.type,
-        scaling=turn.scaling,
-        sections=turn.sections,
-        interleaved=turn.interleaved,
-    )
     family, sizes = _family(geometry, found, architecture)
-    parts = geometry.parts
+    parts, turn = geometry.parts, found.rotation.value
     spec = DrafterSpec(
         family=family,
         source_format=source_format,
@@ -101,14 +91,8 @@ def build(
         shift=found.shift.value,
         mask_token_id=found.mask_token_id.value,
         mask_embedding=parts.mask_embedding,
-        hidden_size=geometry.hidden_size,
-        intermediate_size=geometry.intermediate_size,
-        num_layers=geometry.num_layers,
-        num_heads=geometry.num_heads,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
+        **{name: getattr(geometry, name) for name in _CONFIG_KEY},
         rms_norm_eps=found.rms_norm_eps.value,
-        attention_bias=geometry.attention_bias,
         vocab_size=vocabulary.vocab_size.value if vocabulary.vocab_size else None,
         owns_embedding=parts.embedding_rows is not None,
         owns_head=parts.head_rows is not None,
@@ -118,7 +102,7 @@ def build(
         final_logit_softcapping=found.final_logit_softcapping.value if found.final_logit_softcapping else None,
         **{name: claim.value for name, claim in sizes.items()},
         num_target_layers=found.num_target_layers.value if found.num_target_layers else None,
-        rope=rope,
+        rope=Rope(theta=found.rope_theta.value, **{f.name: getattr(turn, f.name) for f in fields(turn)}),
         layer_masks=found.layer_masks.value,
         provenance=_provenance(found, geometry, provenance, sizes)
         | {name: claim.place for name in ("vocab_size", "draft_vocab_size") if (claim := getattr(vocabulary, name))},
