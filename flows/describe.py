@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from dflash_model.errors import InputError
 from dflash_model.storage import write_file
+from flows.running import FILE_WIDTH
 from tasks.configs import OPTIONS
 from tasks.describing import LookedAt, look_at, writable_config
 from tasks.remote.inventory import RELAY
@@ -30,6 +32,8 @@ def run(options: argparse.Namespace, *, home: Path) -> int:
         print(json.dumps(found.description, indent=1, ensure_ascii=False))
         return 0
     console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=FILE_WIDTH)  # whole rows, for a file or a pipe
     show(found, console)
     if options.write_config is not None:
         console.print(f"Wrote {escape(str(options.write_config))}.", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from dflash_model.drafter.claims import Claim, Source, flag, whole_number
 from dflash_model.drafter.geometry import SHAPE_OF, Geometry
@@ -83,6 +84,7 @@ def build(
     _check_mask_id(found.mask_token_id, vocabulary.vocab_size)
     family, sizes = _family(geometry, found, architecture)
     parts, turn = geometry.parts, found.rotation.value
+    numbers: dict[str, Any] = {name: claim.value for name, claim in sizes.items()}
     spec = DrafterSpec(
         family=family,
         source_format=source_format,
@@ -100,7 +102,7 @@ def build(
         input_embedding_scale=found.input_embedding_scale.value if found.input_embedding_scale else 1.0,
         output_multiplier=found.output_multiplier.value if found.output_multiplier else 1.0,
         final_logit_softcapping=found.final_logit_softcapping.value if found.final_logit_softcapping else None,
-        **{name: claim.value for name, claim in sizes.items()},
+        **numbers,
         num_target_layers=found.num_target_layers.value if found.num_target_layers else None,
         rope=Rope(theta=found.rope_theta.value, **{f.name: getattr(turn, f.name) for f in fields(turn)}),
         layer_masks=found.layer_masks.value,
