@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_describe(commands)
     _add_hosts(commands)
     add_history_commands(commands, _add_home)
+    _add_bundle(commands)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
     demo.add_argument(
         "--directory", type=Path, default=Path(".demo"), help="where the demo's hosts and results lie (default: .demo)"
@@ -283,6 +284,32 @@ def _add_hosts(commands: Any) -> None:
     trust.set_defaults(run=_hosts_trust)
 
 
+def _add_bundle(commands: Any) -> None:
+    bundle = commands.add_parser("bundle", help="write a few prompts of a finished run as one file that replays anywhere")
+    bundle.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
+    bundle.add_argument(
+        "--prompts", type=_positive, default=3, metavar="N", help="how many, from the first (default: %(default)s)"
+    )
+    bundle.add_argument("--output", type=Path, metavar="FILE", help="default: RUN.bundle.zip here")
+    bundle.add_argument(
+        "--without-weights", dest="weights", action="store_false", help="leave weights and tables out and name their digests"
+    )
+    _add_home(bundle)
+    bundle.set_defaults(run=_bundle)
+    replay = commands.add_parser("replay-bundle", help="replay such a file here and say whether the outcome is equal")
+    replay.add_argument("file", type=Path, metavar="FILE")
+    replay.add_argument(
+        "--file", dest="files", type=Path, action="append", default=[], metavar="PATH", help="a file that the bundle leaves out"
+    )
+    replay.set_defaults(run=_replay_bundle)
+
+
+def _positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--place",
@@ -337,6 +364,19 @@ def _describe(options: argparse.Namespace) -> int:
     from flows import describe
 
     return describe.run(options, home=home_of(options))
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from flows.bundling import bundle
+
+    home = home_of(options)
+    return bundle(options.run_name, home=home, prompts=options.prompts, destination=options.output, weights=options.weights)
+
+
+def _replay_bundle(options: argparse.Namespace) -> int:
+    from flows.bundling import replay
+
+    return replay(options.file, files=options.files)
 
 
 def _demo(options: argparse.Namespace) -> int:
