@@ -32,8 +32,8 @@ from dflash_model.replay.records import SampleRecords
 from dflash_model.replay.walk import TRUNCATED
 from dflash_model.slots import SlotRates, slot_effects, slot_rates
 
-SCHEMA_VERSION = 2
-"""1 has no `warnings` of drafters; whoever reads one takes them as none."""
+SCHEMA_VERSION = 3
+"""1 has no `warnings` of drafters; whoever reads one takes them as none. 1 and 2 have no `references`."""
 
 CANDIDATE = "candidate"
 REFERENCE = "reference"

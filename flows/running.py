@@ -106,6 +106,8 @@ def print_outcome(console: Console, directory: Path) -> None:
             console.print(
                 f"[yellow]warning[/yellow]: {escape(drafter['name'])}: {escape(warning)}", highlight=False, soft_wrap=True
             )
+    for note in result.get("references", {}).get("notes", []):
+        console.print(escape(note), highlight=False, soft_wrap=True)
     for sentence in run["gate"]["not_applied"]:
         console.print(f"Gate: {sentence}", highlight=False, soft_wrap=True)
     ran = sum(stage["state"] == "ran" for stage in run["stages"])

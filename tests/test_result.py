@@ -66,7 +66,7 @@ def test_the_schema_notices_a_changed_form() -> None:
     whole = json.loads(STORED.read_text())
     assert validator.is_valid(whole)
     for change in (
-        {"schema_version": 1},
+        {"schema_version": 2},
         {"started_at": "today"},
         {"tail": "other"},
         {"fidelity": {"verdict": "FAIL"}},

@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_model.comparison import Rules
 from dflash_model.errors import StageError
+from dflash_model.reference_checks import reference_section
 from dflash_model.replay.records import SampleRecords
 from dflash_model.result import DrafterRecords, build_result
 from dflash_model.stages.protocol import Context
@@ -49,6 +50,8 @@ def run(context: Context) -> None:
         stride=chosen.get("stride"),
         target_logprobs=_target_logprobs(context),
     )
+    made = read_references(context.input_path("references") / "references.jsonl")
+    result["references"] = reference_section(made, references.facts, result["drafters"])
     with context.writing() as writer:
         write_json(writer.path / RESULT_FILE, result)
         writer.facts |= {"headline": result["headline"]}

@@ -39,6 +39,6 @@ STAGES: dict[str, Stage] = {
         Stage(name="references", version=2, kind="references", small=True),
         Stage(name="hidden-states", version=2, kind="states", small=False),
         Stage(name="replay", version=4, kind="replay", small=True),
-        Stage(name="compare", version=3, kind="comparison", small=True),
+        Stage(name="compare", version=4, kind="comparison", small=True),
     )
 }
