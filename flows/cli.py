@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_model import __version__
-from dflash_model.errors import Cancelled, EvalError
+from dflash_model.errors import Cancelled, EvalError, InputError
 from flows.history import add_history_commands, home_of
 
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_rerun(commands)
     _add_describe(commands)
     _add_hosts(commands)
+    _add_prompts(commands)
     add_history_commands(commands, _add_home)
     _add_bundle(commands)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
@@ -270,6 +271,36 @@ def _add_rerun(commands: Any) -> None:
     rerun.set_defaults(run=_rerun)
 
 
+def _add_prompts(commands: Any) -> None:
+    prompts = commands.add_parser("prompts", help="look at prompts as the target sees them, or write a published set to a file")
+    actions = prompts.add_subparsers(title="actions", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="rendered head and tail (ids and text), digest of the chat template, thinking mode")
+    show.add_argument("prompts", type=Path, metavar="FILE", help="JSONL")
+    show.add_argument(
+        "--target", required=True, metavar="DIR", help="target model: a directory, or HOST:DIR; only its tokenizer is read"
+    )
+    show.add_argument("--hosts", type=Path, metavar="FILE", help="inventory, for HOST:DIR")
+    show.add_argument("--id", action="append", default=[], metavar="ID", help="show this prompt; may be given several times")
+    show.add_argument("--first", type=int, default=3, metavar="N", help="without --id: show the first N (default: %(default)s)")
+    thinking = show.add_mutually_exclusive_group()
+    thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
+    thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
+    _add_home(show)
+    show.set_defaults(run=_prompts_show)
+    load = actions.add_parser(
+        "load",
+        help="write GSM8K, MATH-500, HumanEval, MBPP or MT-Bench (first turns) to a JSONL file",
+        description="Write a published set to a JSONL file for --prompts. Needs the package `datasets`: pip install "
+        "'dflash-eval[datasets]'. Without access to the hub, copy the set's parquet or JSON files here and name their directory.",
+    )
+    load.add_argument("name", metavar="SET", help="gsm8k, math500, humaneval, mbpp or mt-bench")
+    load.add_argument("file", type=Path, metavar="FILE", help="where to write; must not exist")
+    load.add_argument("--source", type=Path, metavar="DIR", help="directory with the split's files, instead of the hub")
+    load.add_argument("--revision", metavar="COMMIT", help="of the hub's repository (default: its newest)")
+    load.add_argument("--limit", type=int, metavar="N", help="take N prompts, evenly spaced through the set")
+    load.set_defaults(run=_prompts_load)
+
+
 def _add_hosts(commands: Any) -> None:
     hosts = commands.add_parser("hosts", help="look at the machines of an inventory")
     actions = hosts.add_subparsers(title="actions", required=True, metavar="ACTION")
@@ -383,6 +414,21 @@ def _demo(options: argparse.Namespace) -> int:
     from flows.demo import run_demo
 
     return run_demo(options.directory.resolve())
+
+
+def _prompts_show(options: argparse.Namespace) -> int:
+    from flows.prompts import show
+
+    chosen = {"hosts": options.hosts, "home": home_of(options), "thinking": options.thinking}
+    return show(options.prompts, options.target, ids=options.id, first=max(options.first, 0), **chosen)
+
+
+def _prompts_load(options: argparse.Namespace) -> int:
+    from flows.prompts import load
+
+    if options.limit is not None and options.limit < 1:
+        raise InputError("--limit must be at least 1.", "Leave it out for the whole set.")
+    return load(options.name, options.file, source=options.source, revision=options.revision, limit=options.limit)
 
 
 def _hosts_check(options: argparse.Namespace) -> int:
