@@ -62,6 +62,7 @@ def render_report(result: Mapping[str, Any], run: Mapping[str, Any] | None = Non
         masks={drafter["name"]: mask_words(drafter["spec"]) for drafter in result["drafters"]},
         requests=request_table(result),
         gaps=gap_tables(result),
+        groups=group_rows(result),
         others=other_tau_rows(result),
         fidelity=scalar_facts({key: value for key, value in (result["fidelity"] or {}).items() if key != "verdict"}),
         target=scalar_facts(result["target"]),
@@ -114,6 +115,25 @@ def request_table(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return sorted(table, key=lambda row: (-row["extra_steps"], row["sample_id"]))
+
+
+def group_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row a group of prompts: its prompts, and candidate -> difference and interval there."""
+    candidates = [drafter for drafter in result["drafters"] if drafter["vs_reference"] is not None]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for drafter in candidates:
+        for group in drafter["vs_reference"].get("groups", []):
+            row = found.setdefault(
+                (group["axis"], group["group"]),
+                {
+                    "axis": group["axis"],
+                    "group": group["group"],
+                    "prompts": group["prompts"],
+                    "cells": {candidate["name"]: None for candidate in candidates},
+                },
+            )
+            row["cells"][drafter["name"]] = group
+    return list(found.values())
 
 
 def gap_tables(result: Mapping[str, Any]) -> list[dict[str, Any]]:

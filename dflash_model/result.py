@@ -16,6 +16,7 @@ from dflash_model.attribution import Part, attribution_sentence, category_parts,
 from dflash_model.comparison import PairedComparison, Rules, Tau, compare, tau_of
 from dflash_model.definitions import definitions
 from dflash_model.errors import NotEvaluable
+from dflash_model.groups import LENGTH, Labels, group_differences, length_bucket
 from dflash_model.metrics import (
     STREAK_WIDTHS,
     TREE_BUDGETS,
@@ -98,8 +99,9 @@ def build_result(
     settings: Mapping[str, Any] | None = None,
     stride: int | None = None,
     target_logprobs: Mapping[str, Sequence[float]] | None = None,
+    labels: Labels | None = None,
 ) -> dict[str, Any]:
-    """The content of result.json. `stride` and `target_logprobs` as in `other_taus`.
+    """The content of result.json. `stride` and `target_logprobs` as in `other_taus`; `labels`: further axes of groups.
 
     `categories` maps a prompt's id to its category (absent: none). The facts and `settings` are copied as they are, so they
     must be deterministic JSON. Raises NotEvaluable for a failed fidelity gate, InputError for drafters scored on different
@@ -116,6 +118,7 @@ def build_result(
     for name, one in measured.items():
         check_same_tokens(one.samples, base.samples, names=(name, base.drafter.name))
     compared = _compare(measured, reference, rules)
+    axes = _axes(base, categories, labels or {})
     return {
         "schema_version": SCHEMA_VERSION,
         "headline": _headline(measured, compared, reference, rules),
@@ -126,7 +129,7 @@ def build_result(
         "fidelity": dict(fidelity) if fidelity is not None else None,
         "settings": dict(settings or {}) | asdict(rules),
         "drafters": [
-            _drafter(one, compared.get(name), base, tail=tail, rules=rules)
+            _drafter(one, compared.get(name), base, axes, tail=tail, rules=rules)
             | {"other_taus": _other_taus(one, tail=tail, stride=stride, target_logprobs=target_logprobs)}
             for name, one in measured.items()
         ],
@@ -176,7 +179,16 @@ def _headline(
     return f"{', '.join(words)}; there is no reference to compare with."
 
 
-def _drafter(one: _Measured, compared: PairedComparison | None, base: _Measured, *, tail: str, rules: Rules) -> dict[str, Any]:
+def _axes(base: _Measured, categories: Mapping[str, str], labels: Labels) -> Labels:
+    """What splits the prompts into groups: category, length of the completion, and what the prompt set says itself."""
+    sequences = [records.sequence for records in base.samples]
+    lengths = {one.sample_id: length_bucket(one.completion_length) for one in sequences}
+    return {"category": categories, LENGTH: lengths, **labels}
+
+
+def _drafter(
+    one: _Measured, compared: PairedComparison | None, base: _Measured, axes: Labels, *, tail: str, rules: Rules
+) -> dict[str, Any]:
     """One entry of "drafters"."""
     drafter, vocab_size = one.drafter, one.drafter.spec.get("vocab_size")
     tau = tau_of(one.rows, rules=rules)
@@ -189,7 +201,7 @@ def _drafter(one: _Measured, compared: PairedComparison | None, base: _Measured,
         "slots": [_slot(slot) for slot in one.slots],
         "histogram": {str(tokens): steps for tokens, steps in step_histogram(one.rows).items()},
         "categories": {name: _category(tau_of(rows, rules=rules)) for name, rows in by_category(one.rows).items()},
-        "vs_reference": _versus(compared, one, base),
+        "vs_reference": _versus(compared, one, base, axes, rules),
     }
     spec = {key: drafter.spec[key] for key in _SPEC_KEYS}
     return {
@@ -232,7 +244,9 @@ def _category(tau: Tau) -> dict[str, Any]:
     }
 
 
-def _versus(compared: PairedComparison | None, one: _Measured, base: _Measured) -> dict[str, Any] | None:
+def _versus(
+    compared: PairedComparison | None, one: _Measured, base: _Measured, axes: Labels, rules: Rules
+) -> dict[str, Any] | None:
     """ "vs_reference" of a candidate; None for the reference or without one."""
     if compared is None:
         return None
@@ -259,6 +273,7 @@ def _versus(compared: PairedComparison | None, one: _Measured, base: _Measured) 
         "slot_effects": effects,
         "parts_at_slot": -max(along)[1] if along else None,
         "attribution": _attribution(one, base),
+        "groups": [asdict(group) for group in group_differences(one.rows, base.rows, axes, rules=rules)],
     }
 
 

@@ -17,9 +17,10 @@ from dflash_model.replay.records import SampleRecords
 from dflash_model.result import DrafterRecords, build_result
 from dflash_model.stages.protocol import Context
 from dflash_model.storage import write_json
+from dflash_model.target.prompt_labels import prompt_labels
 from dflash_model.target.references import read_references
 
-RESULT_FILE = "result.json"
+PROMPTS_FILE, RESULT_FILE = "prompts.jsonl", "result.json"
 TARGET_FACTS = ("fingerprint", "model_type", "num_layers", "hidden_size", "vocab_size")
 
 
@@ -49,6 +50,7 @@ def run(context: Context) -> None:
         rules=Rules(equal_within=chosen["equal_within"]),
         stride=chosen.get("stride"),
         target_logprobs=_target_logprobs(context),
+        labels=prompt_labels(context.input_path("prompts") / PROMPTS_FILE),
     )
     made = read_references(context.input_path("references") / "references.jsonl")
     result["references"] = reference_section(made, references.facts, result["drafters"])

@@ -35,7 +35,7 @@ class Prompt:
     """One line of a prompt set; exactly one of `messages`, `text` and `token_ids` is set."""
 
     id: str
-    """Unique in its set; `line-<number>` where the file gives none."""
+    """Unique in its set; `line-0003` for the third line where the file gives none."""
 
     category: str | None
     """The file's own label, or None."""
