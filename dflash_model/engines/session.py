@@ -118,11 +118,12 @@ class Session:
         def ask(prompt: RenderedPrompt) -> Kept:
             kept = self._one(prompt)
             require_same(self._engine, self._tokenizer, identity=known.identity, canary=None, since="when it was first asked")
+            # Kept before this worker asks for the next one: a kill loses no answer that came.
+            self._store.write_pending(prompt, kept, known.to_json())
             return kept
 
         done: list[tuple[RenderedPrompt, Kept]] = []
         for prompt, kept in ask_all(prompts, ask, concurrency=self._concurrency):
-            self._store.write_pending(prompt, kept, known.to_json())
             self.generated += 1
             done.append((prompt, kept))
         try:
