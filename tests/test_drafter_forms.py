@@ -25,7 +25,7 @@ from dflash_model.replay.records import NEVER, SampleRecords
 from dflash_model.replay.walk import TRUNCATED, chain_matched, walk
 from dflash_model.stages import replay
 from dflash_model.stages.protocol import Context, Request
-from dflash_model.storage import artifacts_dir, writing_artifact
+from dflash_model.storage import artifacts_dir, read_manifest, writing_artifact
 from dflash_model.target.references import LENGTH, Reference, write_references
 from dflash_model.target.states_file import SampleStates, write_states
 from dflash_model.target.tables import TABLES_NAME, write_tables
@@ -156,6 +156,7 @@ def replayed(target: Target, form: Form, made: list[Generated], work_dir: Path) 
     ]  # fmt: skip
     with writing_artifact(work_dir, kind="references", key="references") as writer:
         write_references(writer.path / "references.jsonl", references)
+    parts = {}
     for reference in references:
         _, states = target.run(list(reference.token_ids))
         with writing_artifact(work_dir, kind="states", key=f"states-{reference.sample_id}") as writer:
@@ -165,7 +166,9 @@ def replayed(target: Target, form: Form, made: list[Generated], work_dir: Path) 
                 backend={},
             )  # fmt: skip
             write_states(writer.path / "states.safetensors", whole)
+        parts[f"states-{reference.sample_id}"] = read_manifest(artifacts_dir(work_dir) / f"states-{reference.sample_id}").digest
     with writing_artifact(work_dir, kind="states", key="states") as writer:
+        writer.parts |= parts
         writer.facts["samples"] = {reference.sample_id: [f"states-{reference.sample_id}"] for reference in references}
     chosen = {"shard": [0, 1], "tail": TRUNCATED, "streak_widths": [4], "tree_budgets": [8], "kept_candidates": 8}
     inputs = {name: name for name in ("checkpoint", "tables", "references", "states")}

@@ -168,7 +168,7 @@ def test_unfaithful_states_are_not_evaluable_and_no_tau_is_given(home: Path) -> 
     run(parameters(home))
     references = find_dirs(home, "references")[0] / "references.jsonl"
     samples = home / "home" / "here" / "samples"
-    for path in samples.iterdir():
+    for path in samples.glob("*.json"):
         data = json.loads(path.read_text())
         data["completion_ids"] = [(token * 7 + 11) % 500 for token in data["completion_ids"]]
         data["logprobs"] = None
