@@ -16,6 +16,7 @@ from typing import Any
 from dflash_model import __version__
 from dflash_model.errors import Cancelled, EvalError, InputError
 from flows.history import add_history_commands, home_of
+from flows.options import add_bare, add_home, add_placement, add_run, positive
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,12 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dflash-eval {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_run(commands)
+    add_run(commands, then=_run)
     _add_rerun(commands)
     _add_describe(commands)
     _add_hosts(commands)
     _add_prompts(commands)
-    add_history_commands(commands, _add_home)
+    add_history_commands(commands, add_home)
     _add_bundle(commands)
     demo = commands.add_parser("demo", help="the whole evaluation on the bundled pair")
     demo.add_argument(
@@ -58,166 +59,19 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--cron", default="0 3 * * *", help="when (default: %(default)s)")
     serve.add_argument("--timezone", default="UTC", help="of --cron (default: %(default)s)")
     serve.add_argument("--name", default="nightly", help="name of the deployment (default: %(default)s)")
-    _add_home(serve)
+    add_home(serve)
     serve.set_defaults(run=_serve)
     watch = commands.add_parser("watch", help="evaluate each checkpoint of a training run as it is saved")
     watch.add_argument("parameters", type=Path, help="as for serve, with one candidate: a directory or glob where training saves")
     watch.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between looks (default: %(default)s)")
     watch.add_argument("--once", action="store_true", help="evaluate what is there and not evaluated yet, then end")
-    _add_home(watch)
+    add_home(watch)
     watch.set_defaults(run=_watch)
     ui = commands.add_parser("ui", help="start Prefect's UI on the same data, in the foreground")
     ui.add_argument("--port", type=int, default=4200, help="default: %(default)s")
-    _add_home(ui)
+    add_home(ui)
     ui.set_defaults(run=_ui)
     return parser
-
-
-def _add_home(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--home", type=Path, help="where runs and stores lie (default: $DFLASH_EVAL_HOME or ~/.dflash-eval)")
-
-
-def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
-        "run",
-        help="evaluate candidates against a reference drafter",
-        description="Evaluate candidates against a reference drafter. PATH is a .pt training file or a directory with config.json "
-        "and safetensors; HOST:PATH lies on a host of --hosts. A glob takes the newest complete match.",
-    )
-    run.add_argument(
-        "--candidate", action="append", required=True, metavar="PATH", help="drafter to judge; may be given several times"
-    )
-    run.add_argument("--reference", metavar="PATH", help="drafter to compare with")
-    run.add_argument("--target", required=True, metavar="DIR", help="target model: a directory, HOST:DIR, or hf:ID@REVISION")
-    run.add_argument(
-        "--prompts", type=Path, required=True, metavar="FILE", help="JSONL: id, category, and messages | prompt | prompt_ids"
-    )
-    run.add_argument("--hosts", type=Path, metavar="FILE", help="inventory; none: this machine plays every part")
-    run.add_argument(
-        "--plan", action="store_true", help="say what would run, where, what is there and how many bytes would move; do nothing"
-    )
-    made = run.add_argument_group("references")
-    made.add_argument(
-        "--references-from",
-        choices=("transformers", "sglang", "openai", "openai-text"),
-        default="transformers",
-        help="who generates: transformers in the stage, or a running engine: sglang (/generate), openai (/v1/completions with "
-        "token ids: vLLM, SGLang), openai-text (text only, checked sample by sample) (default: %(default)s)",
-    )
-    made.add_argument("--server", metavar="URL", help="the engine's address as the target's host sees it")
-    made.add_argument("--server-model", metavar="NAME", help="the model's name there, if it serves several")
-    made.add_argument("--server-concurrency", type=int, default=4, metavar="N", help="requests at a time (default: %(default)s)")
-    made.add_argument(
-        "--server-timeout", type=float, default=600.0, metavar="S", help="longest wait for one completion (default: %(default)s)"
-    )
-    made.add_argument(
-        "--server-key-file",
-        metavar="FILE",
-        help="file with its key on that host, mode 0600; without it $DFLASH_EVAL_ENGINE_KEY there, if set",
-    )
-    made.add_argument("--max-new-tokens", type=int, default=256, help="limit of a completion (default: %(default)s)")
-    made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the target (default: %(default)s)")
-    thinking = made.add_mutually_exclusive_group()
-    thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
-    thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
-    _add_hidden_states(run)
-    bare = _add_bare(run)
-    bare.add_argument("--config-from", choices=("reference",), help="take it from the reference after comparing every shape")
-    run.add_argument(
-        "--cast",
-        choices=("keep", "bf16"),
-        default="keep",
-        help="bf16: round float32 weights when they are taken out of a checkpoint, half as much moves (default: %(default)s)",
-    )
-    run.add_argument(
-        "--tail",
-        choices=("truncated", "zlab", "pypi", "deepspec"),
-        default="truncated",
-        help="how a request's last step is drafted and counted (default: %(default)s, as serving engines do)",
-    )
-    run.add_argument(
-        "--anchors",
-        type=_anchors,
-        default="visited",
-        metavar="visited|all|N",
-        help="anchors to replay: those that walks visit, all, or also every N-th; the last two give the uniform-anchor tau",
-    )
-    run.add_argument(
-        "--equal-within",
-        type=float,
-        default=0.02,
-        metavar="D",
-        help="relative difference that counts as equal (default: %(default)s)",
-    )
-    _add_gate(run)
-    _add_placement(run)
-    run.add_argument("--shards", type=int, default=1, help="parts into which each replay is split (default: %(default)s)")
-    run.add_argument(
-        "--deadline", type=float, default=21600.0, metavar="S", help="longest time of one stage in seconds (default: %(default)s)"
-    )
-    run.add_argument(
-        "--gpu-wait",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="how long a stage waits where others use every GPU it could have, in seconds (default: %(default)s)",
-    )
-    _add_home(run)
-    run.set_defaults(run=_run)
-
-
-def _add_hidden_states(run: argparse.ArgumentParser) -> None:
-    states = run.add_argument_group("hidden states")
-    states.add_argument(
-        "--extraction",
-        choices=("auto", "full", "streaming"),
-        default="auto",
-        help="full loads the target whole; streaming reads it layer by layer in bounded memory, with the same result; "
-        "auto looks at the free memory and says why (default: %(default)s)",
-    )
-    states.add_argument("--max-gpu-memory", type=float, metavar="GIB", help="take no more of a GPU than this")
-    states.add_argument(
-        "--extraction-batch", type=int, default=1, metavar="N", help="sequences in one padded forward (default: %(default)s)"
-    )
-    states.add_argument(
-        "--states-from",
-        metavar="ENGINE:DIR",
-        help="take them from vLLM's extract_hidden_states files (vllm:DIR) or SGLang's saved /generate answers (sglang:DIR) on "
-        "the host that runs the stage; accepted once one prompt, computed there, agrees layer by layer",
-    )
-    states.add_argument(
-        "--engine-layer-ids", type=_int_list, metavar="I,J,..", help="as the engine was given them; with the last layer's"
-    )
-    states.add_argument(
-        "--fidelity",
-        action="append",
-        type=_named_number,
-        default=[],
-        metavar="LINE=VALUE",
-        help="move a line of the fidelity gate, such as fail_agree=0.85; may be given several times",
-    )
-
-
-def _named_number(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like fail_agree=0.85") from None
-
-
-def _add_bare(parser: argparse.ArgumentParser) -> Any:
-    bare = parser.add_argument_group(
-        "bare .pt", "what a training file without a config does not tell by its tensors and saved args"
-    )
-    bare.add_argument("--config", metavar="FILE", help="config.json in z-lab form")
-    bare.add_argument("--mask-token-id", type=int, metavar="ID")
-    bare.add_argument("--target-layer-ids", type=_int_list, metavar="I,J,..", help="i is the output of 0-based target layer i")
-    bare.add_argument("--block-size", type=int, metavar="N")
-    bare.add_argument("--rope-theta", type=float, metavar="X")
-    bare.add_argument("--rms-norm-eps", type=float, metavar="X")
-    bare.add_argument("--state-key", metavar="KEY", help="where in the file the drafter's state dict is, if under no usual key")
-    return bare
 
 
 def _add_describe(commands: Any) -> None:
@@ -233,32 +87,9 @@ def _add_describe(commands: Any) -> None:
     describe.add_argument(
         "--write-config", type=Path, metavar="PATH", help="write a config.json in z-lab form that is read back to the same"
     )
-    _add_bare(describe)
-    _add_home(describe)
+    add_bare(describe)
+    add_home(describe)
     describe.set_defaults(run=_describe)
-
-
-def _add_gate(run: argparse.ArgumentParser) -> None:
-    gate = run.add_argument_group(
-        "gate", "rules that end the run as Regressed, with exit code 4; everything is published all the same"
-    )
-    gate.add_argument(
-        "--fail-if-worse",
-        type=float,
-        metavar="D",
-        help="a candidate is worse than the reference by more than this share of its tau",
-    )
-    gate.add_argument(
-        "--fail-if-worse-than-best", type=float, metavar="D", help="likewise against the best earlier checkpoint of its directory"
-    )
-    gate.add_argument("--min-tau", type=float, metavar="TAU", help="a candidate's pooled tau lies below")
-    gate.add_argument("--require-fidelity-pass", action="store_true", help="the fidelity gate says anything but PASS")
-    news = run.add_argument_group(
-        "news", "a Slack-compatible webhook; its address comes from $DFLASH_EVAL_WEBHOOK or a Secret block"
-    )
-    news.add_argument("--notify", choices=("always", "trouble", "never"), default="always", help="when (default: %(default)s)")
-    news.add_argument("--webhook-block", metavar="NAME", help="Prefect Secret block that holds the webhook's address")
-    news.add_argument("--report-link", metavar="URL", help="address under which HOME/runs is served, for the link in the message")
 
 
 def _add_rerun(commands: Any) -> None:
@@ -266,8 +97,8 @@ def _add_rerun(commands: Any) -> None:
     rerun.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
     rerun.add_argument("--plan", action="store_true", help="only say what would run")
     rerun.add_argument("--from", dest="redo_from", metavar="STAGE", help="make this stage and all after it anew")
-    _add_placement(rerun)
-    _add_home(rerun)
+    add_placement(rerun)
+    add_home(rerun)
     rerun.set_defaults(run=_rerun)
 
 
@@ -285,7 +116,7 @@ def _add_prompts(commands: Any) -> None:
     thinking = show.add_mutually_exclusive_group()
     thinking.add_argument("--thinking", action="store_true", default=None, help="chat template with thinking on")
     thinking.add_argument("--no-thinking", dest="thinking", action="store_false", help="chat template with thinking off")
-    _add_home(show)
+    add_home(show)
     show.set_defaults(run=_prompts_show)
     load = actions.add_parser(
         "load",
@@ -310,7 +141,7 @@ def _add_hosts(commands: Any) -> None:
     trust.add_argument("--yes", action="store_true", help="do not ask; only for a fingerprint that was compared already")
     for action in (check, trust):
         action.add_argument("--hosts", type=Path, required=True, metavar="FILE", help="inventory")
-        _add_home(action)
+        add_home(action)
     check.set_defaults(run=_hosts_check)
     trust.set_defaults(run=_hosts_trust)
 
@@ -319,13 +150,13 @@ def _add_bundle(commands: Any) -> None:
     bundle = commands.add_parser("bundle", help="write a few prompts of a finished run as one file that replays anywhere")
     bundle.add_argument("run_name", metavar="RUN", help="name of a run below HOME/runs, or `latest`")
     bundle.add_argument(
-        "--prompts", type=_positive, default=3, metavar="N", help="how many, from the first (default: %(default)s)"
+        "--prompts", type=positive, default=3, metavar="N", help="how many, from the first (default: %(default)s)"
     )
     bundle.add_argument("--output", type=Path, metavar="FILE", help="default: RUN.bundle.zip here")
     bundle.add_argument(
         "--without-weights", dest="weights", action="store_false", help="leave weights and tables out and name their digests"
     )
-    _add_home(bundle)
+    add_home(bundle)
     bundle.set_defaults(run=_bundle)
     replay = commands.add_parser("replay-bundle", help="replay such a file here and say whether the outcome is equal")
     replay.add_argument("file", type=Path, metavar="FILE")
@@ -333,48 +164,6 @@ def _add_bundle(commands: Any) -> None:
         "--file", dest="files", type=Path, action="append", default=[], metavar="PATH", help="a file that the bundle leaves out"
     )
     replay.set_defaults(run=_replay_bundle)
-
-
-def _positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-
-
-def _add_placement(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--place",
-        action="append",
-        type=_placement,
-        default=[],
-        metavar="STAGE=HOST[,HOST..]",
-        help="hosts for a stage, in order; may be given several times",
-    )
-    parser.add_argument(
-        "--no-failover", dest="failover", action="store_false", help="do not go on with the next host when one is down"
-    )
-
-
-def _placement(text: str) -> tuple[str, list[str]]:
-    stage, equals, hosts = text.partition("=")
-    if not equals or not stage or not all(hosts.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like hidden-states=gpu-b")
-    return stage.replace("_", "-"), hosts.split(",")
-
-
-def _anchors(text: str) -> str | int:
-    if text in ("visited", "all"):
-        return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not visited, all or a number above 0")
-
-
-def _int_list(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 1,9,17") from None
 
 
 def _run(options: argparse.Namespace) -> int:
