@@ -61,3 +61,18 @@ def test_killing_ends_the_whole_group_even_if_it_ignores_sigterm_and_no_other(sh
         subprocess.run([shell, "-c", kill_script(pid, token=TOKEN)], check=False, timeout=10)
         assert process.wait(timeout=5) == -9
         assert process.stdout.read() == b"", "sleep held the pipe and is gone too"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_whose_number_never_came_is_found_by_its_token(shell: str) -> None:
+    line = command_line("sleep 100 & echo ready; wait", marker=MARKER, token="0ddba11")
+    with subprocess.Popen([shell, "-c", line], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert process.stdout.readline() == b"ready\n"
+        subprocess.run(["sh", "-c", kill_script(None, token="another")], check=False, timeout=10)
+        time.sleep(0.1)
+        assert process.poll() is None
+        subprocess.run(["sh", "-c", kill_script(None, token="0ddba11")], check=False, timeout=10)
+        assert process.wait(timeout=5) < 0
+        assert process.stdout.read() == b"", "sleep held the pipe and is gone too"

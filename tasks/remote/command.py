@@ -44,9 +44,18 @@ def command_line(script: str, *, marker: str, token: str) -> bytes:
     return f"exec env {VARIABLE}={token} sh -c 'eval \"$(printf %b \"$1\")\"' sh '{encoded}'".encode()
 
 
-def kill_script(pid: int, *, token: str) -> str:
-    """A script that kills the process group `pid` if it is still the one that was started with `token`."""
-    own = f"grep -q {VARIABLE}={token} /proc/{pid}/environ"
+def kill_script(pid: int | None, *, token: str) -> str:
+    """A script that kills the process group `pid` if it is still the one that was started with `token`.
+
+    `pid` None, where the link went before the number came: whatever bears the token.
+    """
+    mark = f"{VARIABLE}={token}"
+    if pid is None:
+        return (
+            f"found=$(grep -ls {mark} /proc/[0-9]*/environ | sed 's|^/proc/||; s|/environ$||')\n"
+            '[ -z "$found" ] || { kill -s TERM $found; sleep 0.3; kill -s KILL $found; } 2>/dev/null\n'
+        )
+    own = f"grep -q {mark} /proc/{pid}/environ"
     # Where there is no /proc the number alone must do. `kill -KILL -- -1` is not understood by dash, this is.
     return f"if [ ! -e /proc/self/environ ] || {own}; then kill -s TERM -- -{pid}; sleep 0.3; kill -s KILL -- -{pid}; fi 2>/dev/null\n"
 

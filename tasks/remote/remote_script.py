@@ -157,7 +157,7 @@ class RemoteScript:
 
     def end(self) -> None:
         """Kill the script and all it started, if it still runs; where the link is gone, as soon as it is there again."""
-        if self._finished or not self.pid or self._channel.exit_status != -1:
+        if self._finished or self.pid == 0 or self._channel.exit_status != -1:
             return
         script = kill_script(self.pid, token=self._token)
         if self._link_is_gone():
