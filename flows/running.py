@@ -154,7 +154,10 @@ def _moves(row: PlanRow) -> str:
 
 
 def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParameters:
-    """The parameters of an earlier run, with the options of `dflash-eval rerun`. Raises InputError where there is no such run."""
+    """The parameters of an earlier run, with the options of `dflash-eval rerun`. Raises InputError where there is no such run.
+
+    Failover is on again unless switched off anew: who runs again after a host died wants to get on.
+    """
     from flows.parameters import REQUEST_FILE, EvaluateParameters  # not flows.evaluate: Prefect reads its settings when imported
 
     run_name = options.run_name
@@ -163,7 +166,7 @@ def parameters_of_run(home: Path, options: argparse.Namespace) -> EvaluateParame
         runs = sorted(p.name for p in (home / "runs").glob("*") if (p / REQUEST_FILE).is_file())[-5:]
         raise InputError(f"There is no run {run_name} below {home / 'runs'}.", f"Name one of: {', '.join(runs) or 'none yet'}.")
     data = json.loads(path.read_text(encoding="utf-8"))
-    changes = {"run_id": None, "redo_from": options.redo_from, "failover": data["failover"] and options.failover}
+    changes = {"run_id": None, "redo_from": options.redo_from, "failover": options.failover}
     return EvaluateParameters.model_validate(data | changes | {"placement": data["placement"] | dict(options.place)})
 
 

@@ -23,6 +23,7 @@ from tests.lab_night import DEMO, PROMPTS, FinishedNight, numbers, run
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("prefect_api")]
 LEASE_S = 8
+ROOT = Path(__file__).resolve().parent.parent
 NightBefore = Callable[[str | None], EvaluateParameters]
 
 
@@ -95,13 +96,25 @@ def test_a_gpu_host_that_dies_in_mid_extraction_is_replaced(lab: Lab, night_befo
         restart_after_power_cut(lab, "gpu-a")
 
 
+def typed_rerun(night: EvaluateParameters, *options: str) -> dict[str, Any]:
+    """run.json of `dflash-eval rerun` of the night's only run, as a person types it: another process, with a server of its own."""
+    runs = Path(str(night.home)) / "runs"
+    (failed,) = [path.parent.name for path in runs.glob("*/request.json")]
+    command = [sys.executable, "-m", "flows.cli", "rerun", failed, "--home", str(night.home), *options]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome: dict[str, Any] = json.loads((runs / "latest" / "run.json").read_text())
+    return outcome
+
+
 def test_without_failover_the_run_fails_and_a_rerun_elsewhere_does_only_what_is_missing(
     lab: Lab, night: EvaluateParameters
 ) -> None:
     try:
         with pytest.raises(HostError, match="gpu-a"):
             run(night.model_copy(update={"failover": False}), When("hidden states", lambda: lab.kill("gpu-a")))
-        outcome = run(night.model_copy(update={"placement": {"hidden-states": ["gpu-b"], "target-tables": ["gpu-b"]}}))
+        outcome = typed_rerun(night, "--place", "hidden_states=gpu-b", "--place", "target-tables=gpu-b")
     finally:
         restart_after_power_cut(lab, "gpu-a")
     states = rows(outcome)
