@@ -100,8 +100,7 @@ def runner_overheads(directory: Path, rounds: int) -> list[Row]:
             local.row("runner_overhead_local_s", most=LOCAL_BAR_S),
             *(row(what, None, "s", most=most, reason=reason) for what, most in missing),
         ]
-    print("waiting for the lab, should another program hold it", file=sys.stderr)
-    lab = Lab()
+    lab = Lab(directory / "lab")
     try:
         lab.up()
         shutil.copytree(TARGET, lab.disk("gpu-a") / "work" / "target")
